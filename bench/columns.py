@@ -1,0 +1,190 @@
+"""One table for all columns: name, type, unit and meaning of everything a campaign writes as CSV.
+
+The CSV headers, the checks before an append, the typed reading, `bench list columns` and `results/README.md`
+are all derived from here, so they cannot disagree. A value that does not exist is blank, never NaN or inf.
+"""
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = "1"
+
+STATUSES = ("ok", "unsupported", "invalid", "oom", "timeout", "crashed", "interrupted")
+FAILED_STATUSES = ("invalid", "oom", "timeout", "crashed", "interrupted")
+ROLES = ("measure", "control", "breakdown")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `kind` is `str`, `int`, `float` or `bool` (written `true` or `false`)."""
+
+    name: str
+    kind: str
+    unit: str
+    meaning: str
+
+
+def _columns(*rows: tuple[str, str, str, str]) -> tuple[Column, ...]:
+    return tuple(Column(*row) for row in rows)
+
+
+RUN_COLUMNS = _columns(
+    ("schema_version", "str", "", "version of this table"),
+    ("campaign_id", "str", "", "one matrix measured on one machine"),
+    ("run_id", "str", "", "one cell measured once, in fresh processes; with --epochs N its N rows share it"),
+    ("block", "int", "", "which repeat of the whole matrix, from 0"),
+    ("order_in_block", "int", "", "position in the block's random order, from 0"),
+    ("attempt", "int", "", "1, or higher where the run was measured again; the earlier row stays"),
+    ("utc_start", "str", "UTC", "when the run's processes were started, ISO 8601"),
+    ("environment_id", "str", "", "hash of the identity facts in environment.json"),
+    ("git_commit", "str", "", "commit of the suite, blank when installed from a wheel"),
+    ("git_dirty", "bool", "", "whether the suite's working tree differed from that commit"),
+    ("role", "str", "", "measure: a headline run; control: the baseline's A/A twin; breakdown: never headline"),
+    ("strategy", "str", "", "registry name"),
+    ("devices", "int", "devices", "GPUs, or equal shares of the CPU cores"),
+    ("processes", "int", "", "processes started"),
+    ("replicas", "int", "", "full copies of the model"),
+    ("device_kind", "str", "", "cpu or cuda"),
+    ("device_name", "str", "", "model of the processor or GPU"),
+    ("backend", "str", "", "torch.distributed backend, blank for one process without a group"),
+    ("threads_per_device", "int", "threads", "CPU threads of each device, the same in every cell of a matrix"),
+    ("workload", "str", "", "registry name: model, loss, optimizer and transforms"),
+    ("dataset", "str", "", "what was trained on"),
+    ("dataset_fingerprint", "str", "", "hash of the samples that were read"),
+    ("data_pipeline", "str", "", "how batches reach the device"),
+    ("precision", "str", "", "fp32, tf32, amp-bf16 or amp-fp16"),
+    ("memory_format", "str", "", "contiguous or channels_last"),
+    ("compile", "str", "", "torch.compile mode, or off"),
+    ("variant", "str", "", "options of the strategy that differ from its defaults, as key=value;key=value"),
+    ("details", "str", "", "what the strategy actually used, such as the BatchNorm layer or the split point"),
+    ("scaling", "str", "", "strong: global batch fixed as devices grow; weak: per-replica batch fixed"),
+    ("batch_global", "int", "samples", "samples per optimizer step over all replicas"),
+    ("batch_per_replica", "int", "samples", "samples per optimizer step and replica"),
+    ("accumulate", "int", "", "micro-batches per optimizer step"),
+    ("seed", "int", "", "seed of weights, order and augmentation"),
+    ("epoch", "int", "", "which epoch of the run this row is, from 1"),
+    ("status", "str", "", "one of " + ", ".join(STATUSES)),
+    ("reason", "str", "", "why the status is not ok, in the failing rank's own words"),
+    ("exit_code", "int", "", "of the failing rank: positive its exit code, negative the signal that ended it"),
+    ("warnings", "str", "", "what a careful reader should know, separated by ' | '"),
+    ("warmup_steps", "int", "steps", "untimed steps before the model goes back to its start"),
+    ("timed_steps", "int", "steps", "optimizer steps inside the timed region"),
+    ("timed_samples", "int", "samples", "samples over all replicas inside the timed region"),
+    ("epoch_samples", "int", "samples", "size of the training set"),
+    ("dropped_samples", "int", "samples", "rest of a whole epoch that fills no global batch; blank for part of one"),
+    ("epoch_measured", "bool", "", "true when every full batch of the epoch was run, false for part of it"),
+    ("timed_seconds", "float", "s", "length of the timed region, maximum over ranks"),
+    ("timed_seconds_min_rank", "float", "s", "length of the timed region, minimum over ranks"),
+    ("epoch_seconds", "float", "s", "epoch_samples / samples_per_second"),
+    ("samples_per_second", "float", "1/s", "timed_samples / timed_seconds"),
+    ("step_seconds_median", "float", "s", "median of the steps, each the maximum over ranks"),
+    ("step_seconds_p95", "float", "s", "95th percentile of the steps, each the maximum over ranks"),
+    ("step_seconds_cov", "float", "", "standard deviation / mean of the steps, each the maximum over ranks"),
+    ("data_wait_seconds", "float", "s", "time the timed steps waited for their batches, maximum over ranks"),
+    ("forward_backward_seconds", "float", "s", "breakdown runs only: forward and backward, maximum over ranks"),
+    ("optimizer_seconds", "float", "s", "breakdown runs only: optimizer, maximum over ranks"),
+    ("exposed_comm_seconds", "float", "s", "breakdown runs only: communication that compute does not hide"),
+    ("launch_seconds", "float", "s", "process start and imports, maximum over ranks"),
+    ("init_seconds", "float", "s", "process-group start, maximum over ranks"),
+    ("build_seconds", "float", "s", "data on the device, model, wrap, optimizer; maximum over ranks"),
+    ("compile_seconds", "float", "s", "first warm-up step of a compiled run, maximum over ranks"),
+    ("warmup_seconds", "float", "s", "warm-up steps and restore, maximum over ranks"),
+    ("eval_seconds", "float", "s", "exact evaluation after a whole epoch, maximum over ranks"),
+    ("flops_per_sample", "float", "FLOP", "counted once a workload: forward and backward, multiply and add apart"),
+    ("achieved_flops_per_second", "float", "FLOP/s", "flops_per_sample * samples_per_second, over all devices"),
+    ("peak_flops_fraction", "float", "", "achieved / known dense peak of the devices; blank when not known"),
+    ("peak_memory_bytes_max", "int", "B", "peak allocated, the fullest device; blank on CPU"),
+    ("peak_memory_bytes_min", "int", "B", "peak allocated, the emptiest device; blank on CPU"),
+    ("host_peak_rss_bytes", "int", "B", "peak resident memory, summed over ranks"),
+    ("loss_first", "float", "", "training loss of the first timed step, mean over replicas"),
+    ("loss_last", "float", "", "training loss of the last timed step, mean over replicas"),
+    ("test_accuracy", "float", "", "exact share of the test set, 0 to 1; blank for part of an epoch or synthetic data"),
+    ("skipped_steps", "int", "steps", "optimizer steps that the AMP loss scaler skipped"),
+    ("parameter_hash", "str", "", "hash of the parameters after the timed region, equal over replicas"),
+    ("gate", "str", "", "passed, or which check failed"),
+    ("foreign_cpu_fraction", "float", "", "share of all cores used by other processes during the run, mean"),
+    ("load_average_start", "float", "", "1-minute load average of the machine when the run began"),
+    ("cpu_frequency_fraction", "float", "", "mean clock / maximum clock during the run; blank when not known"),
+    ("gpu_clock_fraction", "float", "", "lowest SM clock / default SM clock during the run"),
+    ("gpu_throttle_reasons", "str", "", "throttle bits that were set during the run, by name"),
+    ("gpu_foreign_processes", "int", "", "other processes seen on the devices during the run"),
+)
+
+STEP_COLUMNS = _columns(
+    ("run_id", "str", "", "as in runs.csv"),
+    ("rank", "int", "", "as in torch.distributed"),
+    ("epoch", "int", "", "from 1"),
+    ("step", "int", "", "timed step, from 0"),
+    ("seconds", "float", "s", "the whole step, waiting for data included"),
+    ("data_wait_seconds", "float", "s", "the part of it spent waiting for the batch"),
+)
+
+SUMMARY_COLUMNS = _columns(
+    ("strategy", "str", "", "registry name"),
+    ("devices", "int", "devices", "as in runs.csv"),
+    ("scaling", "str", "", "strong or weak"),
+    ("precision", "str", "", "as in runs.csv"),
+    ("role", "str", "", "measure, or control for the A/A twin of the baseline"),
+    ("workload", "str", "", "as in runs.csv"),
+    ("dataset", "str", "", "as in runs.csv"),
+    ("data_pipeline", "str", "", "as in runs.csv"),
+    ("memory_format", "str", "", "as in runs.csv"),
+    ("compile", "str", "", "as in runs.csv"),
+    ("variant", "str", "", "as in runs.csv"),
+    ("device_kind", "str", "", "cpu or cuda"),
+    ("device_name", "str", "", "as in runs.csv"),
+    ("environment_id", "str", "", "as in runs.csv; rows of different machines are never pooled"),
+    ("threads_per_device", "int", "threads", "as in runs.csv"),
+    ("batch_global", "int", "samples", "as in runs.csv"),
+    ("accumulate", "int", "", "as in runs.csv"),
+    ("runs_ok", "int", "", "runs that count"),
+    ("runs_failed", "int", "", "runs that failed, unsupported ones not counted"),
+    ("epoch_seconds", "float", "s", "median over the ok runs"),
+    ("samples_per_second", "float", "1/s", "dataset size / epoch_seconds: median over the ok runs"),
+    ("samples_per_second_per_device", "float", "1/s", "samples_per_second / devices"),
+    ("baseline", "str", "", "the cell that speedup refers to, as strategy@devices precision"),
+    ("pairs", "int", "", "blocks in which both the cell and its baseline are ok: the n of the interval"),
+    ("speedup", "float", "", "geometric mean over blocks of samples/s / baseline samples/s; above 1 is faster"),
+    ("speedup_low", "float", "", "lower end of the 95 % paired t interval on log ratios; blank under 2 pairs"),
+    ("speedup_high", "float", "", "upper end of that interval"),
+    ("efficiency", "float", "", "speedup / devices"),
+    ("p_value", "float", "", "two-sided paired t test of speedup = 1, blank under 2 pairs"),
+    ("p_value_holm", "float", "", "the same, adjusted after Holm over all cells that are judged"),
+    ("gain_from_precision", "float", "", "samples/s ÷ those of the same devices at the baseline's precision"),
+    ("gain_from_devices", "float", "", "samples/s ÷ those of the same strategy and precision on one device"),
+    ("cost_devices", "str", "", "COST: fewest devices at which this strategy beats single_tuned, or never"),
+    ("step_seconds_cov", "float", "", "median over the ok runs"),
+    ("flops_per_sample", "float", "FLOP", "as in runs.csv"),
+    ("achieved_flops_per_second", "float", "FLOP/s", "median over the ok runs"),
+    ("peak_memory_bytes", "int", "B", "maximum over the ok runs of the fullest device; blank on CPU"),
+    ("peak_memory_bytes_min", "int", "B", "minimum over the ok runs of the emptiest device; blank on CPU"),
+    ("host_peak_rss_bytes", "int", "B", "maximum over the ok runs, summed over ranks"),
+    ("test_accuracy", "float", "", "median over the ok runs of the last epoch's"),
+    ("status", "str", "", "ok when any run is ok and none invalid, else the worst status of its runs"),
+    ("reason", "str", "", "of the first run that is not ok"),
+    ("flags", "str", "", "what a careful reader should know, separated by ' | '"),
+    ("stop_reason", "str", "", "why the campaign took no further blocks"),
+)
+
+FACTORS = (
+    "strategy",
+    "devices",
+    "scaling",
+    "precision",
+    "role",
+    "workload",
+    "dataset",
+    "data_pipeline",
+    "memory_format",
+    "compile",
+    "variant",
+    "device_kind",
+    "threads_per_device",
+    "batch_global",
+    "accumulate",
+)
+"""The columns of runs.csv that identify a cell; rows that agree in all of them are repeats of one another."""
+
+
+def names(columns: tuple[Column, ...]) -> list[str]:
+    """The header of a CSV file."""
+    return [column.name for column in columns]
