@@ -1,0 +1,90 @@
+"""Reading a results folder: everything that summarises, compares or draws starts here, without torch."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.columns import RUN_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column
+from bench.csvfile import read_rows
+from bench.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PANDAS_TYPES = {"str": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One results folder.
+
+    Raises UserError on construction when the folder or its runs.csv does not exist.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder} is not a folder; give the results folder of a campaign")
+        if not (self.folder / "runs.csv").is_file():
+            raise UserError(f"{self.folder} holds no runs.csv; give the results folder of a campaign")
+
+    @cached_property
+    def run_rows(self) -> list[dict[str, Any]]:
+        """The rows of runs.csv, in the order they were written."""
+        rows = read_rows(self.folder / "runs.csv", RUN_COLUMNS)
+        for number, row in enumerate(rows, start=2):
+            if row["schema_version"] != SCHEMA_VERSION:
+                raise UserError(
+                    f"{self.folder / 'runs.csv'}, line {number}: schema version {row['schema_version']!r}, "
+                    f"this version of the suite reads {SCHEMA_VERSION!r}"
+                )
+        return rows
+
+    @cached_property
+    def runs(self) -> "pd.DataFrame":
+        """The rows of runs.csv as a frame; missing numbers are NA, missing text is ''."""
+        return frame(self.run_rows, RUN_COLUMNS)
+
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """The rows of steps.csv as a frame, empty where the file does not exist."""
+        path = self.folder / "steps.csv"
+        return frame(read_rows(path, STEP_COLUMNS) if path.is_file() else [], STEP_COLUMNS)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json, or {} where it does not exist: keys `environment_id`, `identity`, `volatile`."""
+        path = self.folder / "environment.json"
+        if not path.is_file():
+            return {}
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is not readable as JSON: {error}") from None
+
+    @cached_property
+    def matrix(self) -> dict[str, Any]:
+        """matrix.toml, or {} where it does not exist."""
+        path = self.folder / "matrix.toml"
+        if not path.is_file():
+            return {}
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is not readable as TOML: {error}") from None
+
+
+def frame(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFrame":
+    """Typed frame of dictionaries: Int64, float64, boolean and str columns in the table's order."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            column.name: pd.Series([row[column.name] for row in rows], dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
+            for column in columns
+        }
+    )
