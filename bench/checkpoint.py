@@ -1,0 +1,47 @@
+"""Checkpoints of the bare model: written by one strategy, loaded by any other, on any device."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strategies.base import Strategy
+
+
+class CheckpointError(Exception):
+    """The file cannot be used; the message names it and says why."""
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], *, workload: str, epoch: int) -> None:
+    """Write beside the target and rename: an interruption leaves the old file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        torch.save({"workload": workload, "epoch": epoch, **state}, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path, *, workload: str) -> dict[str, Any]:
+    """The state in a checkpoint, on the CPU. Raises CheckpointError when it is damaged or of another workload."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {path} does not exist") from None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged or not a checkpoint: {type(error).__name__}") from None
+    if not isinstance(state, dict) or not {"workload", "model", "optimizer"} <= state.keys():
+        raise CheckpointError(f"checkpoint {path} was not written by this suite")
+    if state["workload"] != workload:
+        raise CheckpointError(f"checkpoint {path} is of workload {state['workload']}, this run trains {workload}")
+    return state
+
+
+def load_checkpoint(path: Path, strategy: Strategy, *, workload: str) -> None:
+    """Start a built strategy from a checkpoint. Raises CheckpointError as `read_checkpoint` does."""
+    strategy.load_bare_state(read_checkpoint(path, workload=workload))

@@ -1,0 +1,161 @@
+"""The registry of strategies: a table of names, so that listing them needs no torch.
+
+Names are looked up in one place: the built-ins below, then the entry-point group `bench.strategies` of installed
+packages, then the files named with `--strategy-file`. A strategy file defines `STRATEGIES`, a dictionary from
+name to a subclass of `strategies.base.Strategy`. Duplicate names are an error; a plug-in that fails to import is
+reported by name when it is asked for, and the others still work.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import io
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strategies.base import Strategy
+
+ENTRY_POINT_GROUP = "bench.strategies"
+FILE_TABLE = "STRATEGIES"
+
+
+class RegistryError(Exception):
+    """A name that is unknown or taken twice, or a plug-in that cannot be used; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a strategy lives. `module` is a dotted name, or a path where `is_file`; `attribute` its class."""
+
+    name: str
+    module: str
+    attribute: str
+    description: str
+    is_file: bool = False
+    broken: str = ""
+
+
+BUILT_IN = (
+    Entry("single", "strategies.single", "Single", "one device, no parallelism: what everything is compared with"),
+    Entry("single_tuned", "strategies.single", "SingleTuned", "one device as an expert would set it up"),
+    Entry("dp", "strategies.data_parallel", "DataParallel", "torch.nn.DataParallel: N GPUs driven by one process"),
+    Entry("ddp", "strategies.ddp", "DDP", "DistributedDataParallel: one process a device"),
+    Entry("ddp_amp", "strategies.ddp", "DDPAmp", "DDP with automatic mixed precision"),
+    Entry("ddp_syncbn", "strategies.ddp", "DDPSyncBatchNorm", "DDP with BatchNorm statistics over all replicas"),
+    Entry("ddp_mp", "strategies.model_parallel", "DDPModelParallel", "DDP over replicas split on two devices each"),
+    Entry("ddp_tuned", "strategies.ddp", "DDPTuned", "DDP as an expert would set it up"),
+)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All strategies known to one command: the built-ins, installed plug-ins and the given strategy files."""
+
+    entries: dict[str, Entry]
+
+    @classmethod
+    def collect(cls, strategy_files: Iterable[Path] = ()) -> Registry:
+        """Gather every entry without importing any strategy.
+
+        Raises RegistryError for a duplicate name. A strategy file that cannot be read or parsed is kept as a
+        broken entry under the file's name, so that asking for it says why while the others still work.
+        """
+        entries: dict[str, Entry] = {}
+        plugins = [
+            Entry(point.name, *_split(point.value), f"plug-in from {point.dist.name if point.dist else point.value}")
+            for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+        ]
+        files = [entry for path in strategy_files for entry in _file_entries(path)]
+        for entry in (*BUILT_IN, *plugins, *files):
+            if entry.name in entries:
+                first = entries[entry.name]
+                raise RegistryError(f"strategy {entry.name!r} is defined twice: in {first.module} and in {entry.module}")
+            entries[entry.name] = entry
+        return cls(entries)
+
+    def find(self, name: str) -> Entry:
+        """The entry of that name. Raises RegistryError listing the known ones."""
+        if name not in self.entries:
+            raise RegistryError(f"unknown strategy {name!r}; known are {', '.join(self.entries)}")
+        return self.entries[name]
+
+    def load(self, name: str) -> type[Strategy]:
+        """Import the strategy's class. Raises RegistryError naming the plug-in whatever goes wrong in it."""
+        entry = self.find(name)
+        if entry.broken:
+            raise RegistryError(f"strategy {name!r} in {entry.module}: {entry.broken}")
+        try:
+            module = _import_file(Path(entry.module)) if entry.is_file else importlib.import_module(entry.module)
+            found = getattr(module, FILE_TABLE)[name] if entry.is_file else getattr(module, entry.attribute)
+        except (Exception, SystemExit) as error:
+            raise RegistryError(
+                f"strategy {name!r} could not be imported from {entry.module}: {type(error).__name__}: {error}"
+            ) from error
+        _check_class(name, entry, found)
+        return found
+
+
+def _split(value: str) -> tuple[str, str]:
+    module, _, attribute = value.partition(":")
+    return module, attribute
+
+
+def _file_entries(path: Path) -> list[Entry]:
+    """The names a strategy file declares, read from its syntax tree: nothing in it runs yet."""
+    place = str(path.resolve())
+    broken = Entry(path.stem, place, "", "strategy file", is_file=True)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=place)
+    except SyntaxError as error:
+        return [_with_reason(broken, f"SyntaxError: {error.msg} (line {error.lineno})")]
+    except (OSError, ValueError) as error:
+        return [_with_reason(broken, f"{type(error).__name__}: {error}")]
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        named = any(isinstance(target, ast.Name) and target.id == FILE_TABLE for target in targets)
+        value = getattr(statement, "value", None)
+        if named and isinstance(value, ast.Dict):
+            keys = [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            return [Entry(key, place, key, f"strategy file {path.name}", is_file=True) for key in keys]
+    return [_with_reason(broken, f"defines no {FILE_TABLE} = {{'name': StrategyClass}}")]
+
+
+def _with_reason(entry: Entry, reason: str) -> Entry:
+    return Entry(entry.name, entry.module, entry.attribute, entry.description, entry.is_file, reason)
+
+
+def _import_file(path: Path) -> object:
+    name = f"strategy_file_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        # A plug-in that prints at import must not tear the command's own output.
+        with contextlib.redirect_stdout(io.StringIO()):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _check_class(name: str, entry: Entry, found: object) -> None:
+    from strategies.base import Strategy
+
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise RegistryError(f"strategy {name!r} in {entry.module} is not a subclass of strategies.base.Strategy")
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise RegistryError(f"strategy {name!r} in {entry.module} lacks the method(s) {', '.join(missing)}")

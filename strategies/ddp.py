@@ -1,0 +1,87 @@
+"""DistributedDataParallel and its relatives: one process a device, gradients averaged while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from strategies.base import Plan, Strategy, batch_norm_layers
+from strategies.sync_batch_norm import SyncBatchNorm
+
+DDP_OPTIONS: Mapping[str, Any] = {
+    "bucket_cap_mb": 25,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "find_unused_parameters": False,
+    "broadcast_buffers": True,
+}
+"""The knobs of DistributedDataParallel with torch's own defaults (bucket size in MiB)."""
+
+
+class DDP(Strategy):
+    """One process a device. On CPU the wrapper takes no device ids."""
+
+    default_options = DDP_OPTIONS
+    uses_process_group = True
+    wrapper: DistributedDataParallel
+
+    def plan(self, devices: int, device_type: str) -> Plan:
+        return Plan(processes=devices, devices_per_process=1, replicas=devices)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.wrapper = DistributedDataParallel(
+            model, device_ids=self.device_ids(), **{name: self.option(name) for name in DDP_OPTIONS}
+        )
+        return self.wrapper
+
+    def device_ids(self) -> list[int] | None:
+        """The one GPU of this process; None on CPU, and where a replica spans devices."""
+        device = self.context.devices[0]
+        return None if device.type == "cpu" or device.index is None else [device.index]
+
+    def sync(self, on: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if on else self.wrapper.no_sync()
+
+    def share_buffers(self) -> None:
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+class DDPAmp(DDP):
+    """DDP with autocast: float16 with a loss scaler on CUDA, bfloat16 on CPU."""
+
+    default_precision = {"cpu": "amp-bf16", "cuda": "amp-fp16"}
+    precisions = ("amp-bf16", "amp-fp16")
+
+
+class DDPSyncBatchNorm(DDP):
+    """DDP whose BatchNorm layers normalise over the global batch.
+
+    torch.nn.SyncBatchNorm refuses CPU tensors, so on CPU the suite's own layer stands in; the row says which ran.
+    """
+
+    def move(self, model: nn.Module) -> nn.Module:
+        layers = len(batch_norm_layers(model))
+        if self.context.device_type == "cpu":
+            model = SyncBatchNorm.convert(model)
+            self._details = {"batch_norm": f"strategies.sync_batch_norm.SyncBatchNorm x{layers}"}
+        else:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            self._details = {"batch_norm": f"torch.nn.SyncBatchNorm x{layers}"}
+        return super().move(model)
+
+    def details(self) -> Mapping[str, str]:
+        return self._details
+
+
+class DDPTuned(DDP):
+    """DDP with channels_last, bfloat16 autocast and gradients that are views of the communication buckets."""
+
+    default_precision = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
+    default_memory_format = "channels_last"
+    default_options = {**DDP_OPTIONS, "gradient_as_bucket_view": True, "static_graph": True}

@@ -1,0 +1,26 @@
+"""One device: the plain loop that every speedup refers to, and the same device as an expert would set it up."""
+
+from __future__ import annotations
+
+from strategies.base import Plan, Strategy, one_device_only
+
+
+class Single(Strategy):
+    """One process, one device, no communication."""
+
+    def plan(self, devices: int, device_type: str) -> Plan:
+        return one_device_only(devices, "single")
+
+
+class SingleTuned(Strategy):
+    """One device with channels_last and bfloat16 autocast: the honest opponent of any number of devices.
+
+    A parallel strategy that needs several devices to beat this one has a high COST (McSherry, Isard and Murray,
+    "Scalability! But at what COST?", HotOS 2015). torch.compile is left off unless the matrix asks for it.
+    """
+
+    default_precision = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
+    default_memory_format = "channels_last"
+
+    def plan(self, devices: int, device_type: str) -> Plan:
+        return one_device_only(devices, "single_tuned")
