@@ -1,0 +1,42 @@
+"""The lists of `bench list`, one line an entry; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.errors import UserError
+
+LISTS = ("strategies", "workloads", "presets", "columns")
+
+
+def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
+    """The lines of one list. Raises UserError for a strategy file that defines a known name again."""
+    if what == "strategies":
+        from strategies import Registry, RegistryError
+
+        try:
+            entries = Registry.collect(strategy_files).entries.values()
+        except RegistryError as error:
+            raise UserError(str(error)) from None
+        yield from _aligned((entry.name, entry.broken or entry.description) for entry in entries)
+    elif what == "workloads":
+        from bench.workloads import WORKLOADS
+
+        yield from _aligned((entry.name, entry.description) for entry in WORKLOADS.values())
+    elif what == "presets":
+        from bench.matrix import load_matrix, preset_names
+
+        yield from _aligned((name, load_matrix(name).description) for name in preset_names())
+    else:
+        from bench.columns import RUN_COLUMNS
+
+        yield from _aligned(
+            (column.name, f"{column.kind:5} {column.unit:8} {column.meaning}") for column in RUN_COLUMNS
+        )
+
+
+def _aligned(pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
+    rows = list(pairs)
+    width = max(len(name) for name, _ in rows)
+    return (f"{name:{width}}  {text}".rstrip() for name, text in rows)

@@ -1,0 +1,223 @@
+"""Everything `bench run` checks and prepares before it starts a process: a Job, or one clear message."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import environment, machine, workloads
+from bench.data import DATASETS, PreparedData, prepare
+from bench.errors import UserError
+from bench.matrix import Matrix, from_resolved, load_matrix, override
+from bench.planning import check_baseline, device_counts, plan_cells
+from bench.progress import Reporter
+from bench.resume import check_same_environment
+from bench.rows import CampaignFacts
+from bench.runner import Job
+from bench.store import Store, new_folder
+from strategies import Registry, RegistryError
+
+TOY_TRAIN_COUNT = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """`bench run` as typed. `overrides` are matrix keys; None there means not given."""
+
+    matrix: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+    data_root: Path | None = None
+    strategy_files: tuple[Path, ...] = ()
+    checkpoint: Path | None = None
+    initial_state: Path | None = None
+    resume: Path | None = None
+    force: bool = False
+    anonymous: bool = False
+    command: str = ""
+
+
+def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
+    """Resolve and check a request, prepare its data, and open its folder.
+
+    Raises UserError; nothing is started then, and no folder is left behind that was not there.
+    """
+    reason = machine.unsupported_platform_reason()
+    if reason:
+        raise UserError(reason)
+    machine.check_network_interface(os.environ)
+    matrix, resumed = _matrix(request)
+    found = machine.detect(matrix.device)
+    matrix = device_counts(matrix, found, machine.default_device_counts(found))
+    counts = sorted({devices for group in matrix.groups for devices in group.devices})
+    threads = machine.resolve_threads(found, counts, matrix.threads_per_device)
+    workload = workloads.find(matrix.workload)
+    files = tuple(request.strategy_files) or tuple(Path(path) for path in resumed.get("strategy_files", ()))
+    registry = _registry(files)
+    check_baseline(matrix.baseline, registry)
+    _check_checkpoints(request, workload.name)
+    usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
+    plan = {"machine": found, "registry": registry, "workload": workload}
+    plan_cells(matrix, train_count=usual, **plan)
+    facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
+    if request.resume:
+        for difference in check_same_environment(request.resume, facts, force=request.force):
+            reporter.note(f"resumed although this differs: {difference}")
+    data = _data(matrix, workload.data_kind, request.data_root, reporter)
+    cells = plan_cells(matrix, train_count=data.train_count, **plan)
+    if matrix.epochs > 1 and matrix.steps is not None and not matrix.steps == data.train_count // (matrix.groups[0].batch or workload.batch):
+        reporter.note("--epochs with --steps: every epoch runs its first steps only, so accuracy is left blank")
+    store = Store(_folder(request, matrix, facts))
+    try:
+        store.check()
+        _tidy_after_a_crash(store, reporter)
+    except UserError:
+        store.close()
+        raise
+    campaign = CampaignFacts(
+        campaign_id=str(resumed.get("campaign_id") or store.folder.resolve().name),
+        environment_id=facts["environment_id"],
+        git_commit=facts["volatile"].get("git_commit") or "",
+        git_dirty=facts["volatile"].get("git_dirty"),
+        machine=found,
+        backend="nccl" if found.device_kind == "cuda" else "gloo",
+        threads_per_device=threads,
+        workload=matrix.workload,
+        data=data,
+        seed=matrix.seed,
+        warmup_steps=matrix.warmup_steps,
+        steps=matrix.steps,
+    )
+    return Job(matrix, cells, campaign, facts, request.command, files, request.checkpoint, request.initial_state), store
+
+
+def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
+    """The matrix asked for and, when resuming, the facts its campaign recorded."""
+    if request.resume is None:
+        return override(load_matrix(request.matrix or _default_preset(request)), request.overrides), {}
+    path = request.resume / "matrix.toml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{request.resume} cannot be resumed: could not read {path.name}: {error.strerror}") from None
+    matrix, facts = from_resolved(text, source=str(path))
+    asked = override(load_matrix(request.matrix), request.overrides) if request.matrix else override(matrix, request.overrides)
+    if asked != matrix and not request.force:
+        raise UserError(
+            f"{request.resume} was begun with another matrix than these options give; "
+            "leave them out to continue it, or add --force"
+        )
+    return asked, facts
+
+
+def _default_preset(request: Request) -> str:
+    device = request.overrides.get("device") or "auto"
+    return "gpu" if machine.detect(device).device_kind == "cuda" else "cpu"
+
+
+def _registry(files: tuple[Path, ...]) -> Registry:
+    for path in files:
+        if not path.is_file():
+            raise UserError(f"--strategy-file {path} does not exist")
+    try:
+        return Registry.collect(files)
+    except RegistryError as error:
+        raise UserError(str(error)) from None
+
+
+def _check_checkpoints(request: Request, workload: str) -> None:
+    if request.initial_state is not None:
+        from bench.checkpoint import CheckpointError, read_checkpoint
+
+        try:
+            read_checkpoint(request.initial_state, workload=workload)
+        except CheckpointError as error:
+            raise UserError(str(error)) from None
+    if request.checkpoint is not None:
+        try:
+            request.checkpoint.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--checkpoint {request.checkpoint}: {error.strerror or error}") from None
+
+
+def _data(matrix: Matrix, kind: str, root: Path | None, reporter: Reporter) -> PreparedData:
+    data = prepare(
+        matrix.dataset,
+        kind=kind,
+        data_root=root,
+        seed=matrix.seed,
+        progress=reporter.download,
+        report=reporter.note,
+    )
+    for text in (*data.warnings, data.notice):
+        if text:
+            reporter.note(text)
+    return data
+
+
+def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
+    if request.resume:
+        return request.resume
+    if request.out is None:
+        host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
+        return new_folder(Path("results"), host=str(host), preset=matrix.name)
+    if (request.out / "runs.csv").exists():
+        raise UserError(f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out")
+    return request.out
+
+
+def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
+    for message in store.set_aside_half_lines():
+        reporter.note(message)
+    ended = store.end_orphans()
+    if ended:
+        reporter.note(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+
+
+def command_line(argv: list[str] | None = None) -> str:
+    """The command as typed, for the reader who wants to run it again."""
+    import shlex
+
+    words = sys.argv[1:] if argv is None else argv
+    return "bench " + shlex.join(words)
+
+
+def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
+    """`ddp.bucket_cap_mb=5` -> {"ddp": {"bucket_cap_mb": 5}}; several values with commas sweep. Raises UserError."""
+    options: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        place, equals, text = setting.partition("=")
+        strategy, dot, name = place.partition(".")
+        if not (equals and dot and strategy and name and text):
+            raise UserError(f"--set {setting}: give STRATEGY.OPTION=VALUE, such as ddp.bucket_cap_mb=5")
+        values = [_value(part) for part in text.split(",")]
+        options.setdefault(strategy, {})[name] = values[0] if len(values) == 1 else values
+    return options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+Comma = Callable[[str], Any]
+
+
+def comma_list(text: str | None, option: str, read: Comma = str) -> list[Any] | None:
+    """`1,2` -> [1, 2]; None stays None. Raises UserError naming the option."""
+    if text is None:
+        return None
+    try:
+        values = [read(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f"{option} {text}: give whole numbers with commas between, such as {option} 1,2") from None
+    if not values:
+        raise UserError(f"{option} {text!r}: give at least one value")
+    return values

@@ -1,0 +1,261 @@
+"""One campaign from plan to table: prepare, then blocks of runs, each a fresh set of processes and one row."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import environment, machine
+from bench.csvfile import write_text_atomically
+from bench.data import PreparedData
+from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
+from bench.interrupts import Interrupted, interruptible
+from bench.launch import Outcome, launch
+from bench.matrix import Matrix, to_toml
+from bench.planning import Cell, block_order
+from bench.progress import Reporter
+from bench.resume import Done
+from bench.rows import CampaignFacts, RunFacts, run_rows, step_rows
+from bench.spec import RunSpec
+from bench.stopping import Decision, decide
+from bench.store import Store
+from bench.telemetry import Telemetry
+
+FAILED = ("invalid", "oom", "timeout", "crashed")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a campaign needs that has been checked: nothing in here is a user's mistake any more."""
+
+    matrix: Matrix
+    cells: list[Cell]
+    facts: CampaignFacts
+    environment: dict[str, Any]
+    command: str
+    strategy_files: tuple[Path, ...] = ()
+    checkpoint: Path | None = None
+    initial_state: Path | None = None
+    keep_logs: bool = True
+
+
+def write_header(store: Store, job: Job) -> None:
+    """environment.json and matrix.toml, before the first run."""
+    environment.write(store.folder, job.environment)
+    extra = {
+        "campaign_id": job.facts.campaign_id,
+        "command": job.command,
+        "device_kind": job.facts.machine.device_kind,
+        "threads_per_device": job.facts.threads_per_device,
+        "dataset_used": job.facts.data.name,
+        "notice": job.facts.data.notice,
+        "strategy_files": [str(path.resolve()) for path in job.strategy_files],
+    }
+    write_text_atomically(store.folder / "matrix.toml", to_toml(job.matrix, extra))
+
+
+class Campaign:
+    """Runs a job into a store. `run` returns the exit code; the rows are in the files whatever happens."""
+
+    def __init__(self, job: Job, store: Store, reporter: Reporter) -> None:
+        self.job = job
+        self.store = store
+        self.reporter = reporter
+        self.done = Done(store.runs)
+        self._flops = next((row["flops_per_sample"] for row in self.done.rows if row["flops_per_sample"]), None)
+        self._losses: dict[tuple[Any, ...], tuple[float | None, float | None]] = {}
+        self._begun = time.monotonic()
+
+    def run(self) -> int:
+        """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
+        with interruptible():
+            try:
+                self._note_unmeasured()
+                decision = self._blocks()
+            except Interrupted as signal:
+                decision = Decision(stop=True, reason=f"interrupted by {signal.name}")
+        stop = {"stop_reason": decision.reason}
+        write_text_atomically(self.store.folder / "stop.json", json.dumps(stop) + "\n")
+        if decision.reason.startswith("interrupted"):
+            return EXIT_INTERRUPTED
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
+        statuses = [row["status"] for row in Done(self.store.runs).rows]
+        if any(status in FAILED for status in statuses):
+            return EXIT_CELL_FAILED
+        return EXIT_OK if "ok" in statuses else EXIT_NOTHING_MEASURED
+
+    def _note_unmeasured(self) -> None:
+        """Cells that have no run: unsupported ones, and those of a strategy that cannot be loaded. One row each."""
+        for cell in self.job.cells:
+            if not cell.status or self.done.finished(cell, 0):
+                continue
+            run = RunFacts(self._run_id(cell, 0, 1), 0, 0, 1, _now())
+            outcome = Outcome(cell.status, cell.reason)
+            self.store.add(run_rows(self.job.facts, cell, run, outcome), [])
+
+    def _blocks(self) -> Decision:
+        block = 0
+        while True:
+            order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
+            missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
+            blocks = self.job.matrix.blocks
+            self.reporter.plan(len(missing) + len(order) * max(0, blocks - block - 1))
+            for place, cell in missing:
+                self._one(cell, block, place)
+            if missing:
+                self.done = Done(self.store.runs)
+            decision = decide(self.job.matrix, self.store, blocks_done=block + 1, seconds=time.monotonic() - self._begun)
+            if decision.message:
+                self.reporter.note(decision.message)
+            if decision.stop or not order:
+                return decision
+            block += 1
+
+    def _one(self, cell: Cell, block: int, place: int) -> None:
+        attempt = self.done.next_attempt(cell, block)
+        run_id = self._run_id(cell, block, attempt)
+        facts = RunFacts(run_id, block, place, attempt, _now(), {}, self._flops, self._base_losses(cell))
+        spec = self._spec(cell, run_id)
+        self.reporter.begin(str(cell), block, self.job.matrix.blocks)
+        pids: list[int] = []
+
+        def started(ranks: list[int]) -> None:
+            pids.extend(ranks)
+            self.store.note_running(run_id, ranks)
+
+        gpus = [gpu.index for gpu in self.job.facts.machine.gpus[: cell.devices]]
+        telemetry = Telemetry(self.job.facts.machine.device_kind, gpus, lambda: list(pids))
+        try:
+            with telemetry:
+                outcome = launch(
+                    spec, on_progress=lambda beats: self.reporter.beats(beats, spec.steps), on_start=started
+                )
+        except Interrupted as signal:
+            outcome = Outcome("interrupted", f"ended by {signal.name}")
+            self.store.add(run_rows(self.job.facts, cell, facts, outcome), [])
+            self.store.note_idle()
+            raise
+        if outcome.measurement and outcome.measurement.flops_per_sample:
+            self._flops = outcome.measurement.flops_per_sample
+        facts = replace(facts, telemetry=telemetry.result(), flops_per_sample=self._flops)
+        rows = run_rows(self.job.facts, cell, facts, outcome)
+        self.store.add(rows, step_rows(run_id, outcome.measurement))
+        self.store.note_idle()
+        self._remember_losses(cell, rows)
+        self._tidy(Path(spec.folder), keep=self.job.keep_logs)
+        self.reporter.end(str(cell), describe(rows))
+
+    # -- the baseline's losses, for the gate ---------------------------------------------------------------------
+
+    def _loss_key(self, cell: Cell) -> tuple[Any, ...]:
+        return (cell.batch_global, cell.accumulate)
+
+    def _is_baseline(self, cell: Cell) -> bool:
+        name, _, devices = self.job.matrix.baseline.partition("@")
+        return cell.strategy == name and cell.devices == int(devices or 1) and cell.role == "measure"
+
+    def _remember_losses(self, cell: Cell, rows: Sequence[dict[str, Any]]) -> None:
+        if self._is_baseline(cell) and rows[0]["status"] == "ok":
+            self._losses[self._loss_key(cell)] = (rows[0]["loss_first"], rows[0]["loss_last"])
+
+    def _base_losses(self, cell: Cell) -> tuple[float | None, float | None] | None:
+        """Known once the baseline has run; the summary judges again with all rows at hand."""
+        return self._losses.get(self._loss_key(cell)) if cell.same_work else None
+
+    # -- one run's specification ---------------------------------------------------------------------------------
+
+    def _run_id(self, cell: Cell, block: int, attempt: int) -> str:
+        parts = [f"b{block:02d}", cell.strategy, f"{cell.devices}d", cell.precision, cell.scaling]
+        parts += [cell.memory_format] if cell.memory_format == "channels_last" else []
+        parts += [f"compile-{cell.compile}"] if cell.compile not in ("", "off") else []
+        parts += [f"a{cell.accumulate}"] if cell.accumulate > 1 else []
+        parts += [f"g{cell.batch_global}"] if cell.batch_global else []
+        parts += [cell.variant] if cell.variant else []
+        parts += [cell.role] if cell.role != "measure" else []
+        parts += [f"try{attempt}"] if attempt > 1 else []
+        return "-".join("".join(c if c.isalnum() or c in "-_." else "_" for c in part) for part in parts if part)
+
+    def _spec(self, cell: Cell, run_id: str) -> RunSpec:
+        job, facts, data = self.job, self.job.facts, self.job.facts.data
+        assert cell.processes and cell.devices_per_process and cell.replicas and cell.batch_global
+        folder = (self.store.folder / "logs" / run_id).resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        return RunSpec(
+            run_id=run_id,
+            folder=str(folder),
+            store=str(folder / "rendezvous"),
+            parent_pid=os.getpid(),
+            strategy=cell.strategy,
+            strategy_files=tuple(str(path.resolve()) for path in job.strategy_files),
+            processes=cell.processes,
+            devices_per_process=cell.devices_per_process,
+            replicas=cell.replicas,
+            device_kind=facts.machine.device_kind,
+            backend=machine.backend(facts.machine.device_kind) if cell.uses_process_group else "",
+            threads_per_device=facts.threads_per_device,
+            workload=facts.workload,
+            **_data_paths(data),
+            synthetic=data.synthetic,
+            precision=cell.precision,
+            memory_format=cell.memory_format,
+            compile=cell.compile,
+            options=dict(cell.options),
+            batch_global=cell.batch_global,
+            accumulate=cell.accumulate,
+            seed=facts.seed,
+            warmup_steps=facts.warmup_steps,
+            steps=facts.timed_steps(cell),
+            epochs=job.matrix.epochs,
+            whole_epoch=facts.whole_epoch(cell),
+            breakdown=cell.role == "breakdown",
+            timeout_seconds=job.matrix.timeout,
+            checkpoint=str((job.checkpoint / f"{run_id}.pt").resolve()) if job.checkpoint else "",
+            initial_state=str(job.initial_state.resolve()) if job.initial_state else "",
+            count_flops=self._flops is None,
+        )
+
+    def _tidy(self, folder: Path, *, keep: bool) -> None:
+        """Leave of a run's folder what a person may read: the ranks' output and accounts."""
+        for name in ("heartbeat", "rendezvous"):
+            (folder / name).unlink(missing_ok=True)
+        for path in folder.glob("*.log"):
+            if path.stat().st_size == 0:
+                path.unlink()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _data_paths(data: PreparedData) -> dict[str, str]:
+    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    return {name: str(getattr(data, name).resolve()) for name in names}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def describe(rows: Sequence[dict[str, Any]]) -> str:
+    """One run's result in a line."""
+    last = rows[-1]
+    if last["status"] != "ok":
+        return f"{last['status']}: {last['reason']}"
+    rate = f"{last['samples_per_second']:.1f} samples/s, epoch {last['epoch_seconds']:.1f} s"
+    accuracy = last.get("test_accuracy")
+    return rate if accuracy is None else f"{rate}, test accuracy {accuracy:.1%}"
+
+
+def measure(job: Job, store: Store, reporter: Reporter) -> int:
+    """Run a job into its store and return the exit code."""
+    with ExitStack() as stack:
+        stack.enter_context(reporter)
+        return Campaign(job, store, reporter).run()
