@@ -84,7 +84,7 @@ def frame(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFr
 
     return pd.DataFrame(
         {
-            column.name: pd.Series([row[column.name] for row in rows], dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
+            column.name: pd.Series([row[column.name] for row in rows], dtype=_PANDAS_TYPES[column.kind])
             for column in columns
         }
     )

@@ -1,4 +1,4 @@
-"""The command `bench`. Each subcommand imports what it needs when it runs, so that `--help` and `list` start at once."""
+"""The command `bench`. A subcommand imports what it needs when it runs, so that `--help` and `list` start at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Out = Annotated[Path | None, typer.Option(help="Results folder; default results/
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets; default the user's cache folder.")]
 StrategyFile = Annotated[list[Path] | None, typer.Option(help="Python file with a STRATEGIES table; repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
-Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: one JSON document with all that the table shows.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Last line of stdout: one JSON document with all that the table shows.")
+]
 Folders = Annotated[list[Path], typer.Argument(help="Results folders.")]
 
 
@@ -34,14 +36,17 @@ def run(
     matrix: Annotated[
         str | None, typer.Argument(help="Preset or TOML file; default gpu where there are GPUs, else cpu.")
     ] = None,
-    strategies: Annotated[str | None, typer.Option(help="Names with commas between; see `bench list strategies`.")] = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="Names with commas between; see `bench list strategies`.")
+    ] = None,
     devices: Annotated[str | None, typer.Option(help="Device counts with commas between, or auto.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     workload: Annotated[str | None, typer.Option(help="See `bench list workloads`.")] = None,
     dataset: Annotated[str | None, typer.Option(help="auto, cifar10, cifar100 or synthetic.")] = None,
     data_root: DataRoot = None,
     scaling: Annotated[
-        str | None, typer.Option(help="strong (global batch fixed), weak (per-replica batch fixed), or both with a comma.")
+        str | None,
+        typer.Option(help="strong (global batch fixed), weak (per-replica batch fixed), or both with a comma."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch (strong) or batch a replica (weak).")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches per optimizer step.")] = None,
@@ -50,11 +55,17 @@ def run(
     compile_mode: Annotated[
         str | None, typer.Option("--compile", help="off, default, reduce-overhead or max-autotune.")
     ] = None,
-    steps: Annotated[str | None, typer.Option(help="Timed steps of an epoch, at most its full batches, or epoch.")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="Untimed steps before the model goes back to its start.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Timed steps of an epoch, at most its full batches, or epoch.")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Untimed steps before the model goes back to its start.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs to train; one row each.")] = None,
     blocks: Annotated[str | None, typer.Option(help="Repeats of the whole matrix, or auto.")] = None,
-    precision_target: Annotated[float | None, typer.Option(help="blocks auto: half-width to reach, such as 0.01.")] = None,
+    precision_target: Annotated[
+        float | None, typer.Option(help="blocks auto: half-width to reach, such as 0.01.")
+    ] = None,
     max_blocks: Annotated[int | None, typer.Option(help="blocks auto: most blocks.")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which no further block begins.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
@@ -79,7 +90,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Measure a matrix and end with its speedup table."""
-    from bench.prepare import Request, command_line, comma_list, parse_settings
+    from bench.prepare import Request, comma_list, command_line, parse_settings
 
     overrides: dict[str, Any] = {
         "strategies": comma_list(strategies, "--strategies"),
@@ -248,7 +259,9 @@ def compare(
     new: Annotated[Path, typer.Argument(help="Results folder of the later campaign.")],
     margin: Annotated[float, typer.Option(help="SAME: the interval lies within this relative difference.")] = 0.05,
     format: Annotated[str, typer.Option(help="text, markdown, json or csv.")] = "text",
-    force: Annotated[bool, typer.Option("--force", help="Compare other machines or versions, and say what differs.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare other machines or versions, and say what differs.")
+    ] = False,
 ) -> None:
     """Say for each cell whether it became faster or slower; exit 4 where one became slower or is missing."""
     from bench.compare import compare as compare_campaigns

@@ -126,7 +126,9 @@ def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) ->
                 file.truncate(size)
                 raise
     except OSError as error:
-        raise UserError(f"could not write {path}: {error.strerror or error}; what was measured before is kept") from None
+        raise UserError(
+            f"could not write {path}: {error.strerror or error}; what was measured before is kept"
+        ) from None
 
 
 def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:

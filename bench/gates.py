@@ -8,9 +8,7 @@ from bench.lossgate import loss_gate
 from bench.spec import EpochMeasurement
 
 
-def run_gate(
-    epoch: EpochMeasurement, *, expected_samples: int, ranks_per_replica: int, test_count: int
-) -> str:
+def run_gate(epoch: EpochMeasurement, *, expected_samples: int, ranks_per_replica: int, test_count: int) -> str:
     """`passed`, or what is wrong with what the ranks reported of one epoch.
 
     Losses finite, the same parameters in all replicas, every sample that should have been trained on and no more,

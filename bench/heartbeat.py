@@ -44,7 +44,9 @@ def read(path: Path) -> list[Beat]:
     except OSError:
         return []
     slots = _SLOT.iter_unpack(data[: len(data) // _SLOT.size * _SLOT.size])
-    return [Beat(rank, PHASES[min(phase, len(PHASES) - 1)], step, when) for rank, (phase, step, when) in enumerate(slots)]
+    return [
+        Beat(rank, PHASES[min(phase, len(PHASES) - 1)], step, when) for rank, (phase, step, when) in enumerate(slots)
+    ]
 
 
 class Heartbeat:

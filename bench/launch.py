@@ -43,7 +43,9 @@ class Outcome:
 OnProgress = Callable[[list[Beat]], None]
 
 
-def launch(spec: RunSpec, *, on_progress: OnProgress | None = None, on_start: Callable[[list[int]], None] | None = None) -> Outcome:
+def launch(
+    spec: RunSpec, *, on_progress: OnProgress | None = None, on_start: Callable[[list[int]], None] | None = None
+) -> Outcome:
     """Run the processes of one run to their end and judge it.
 
     `on_progress` is called a few times a second with every rank's last beat, `on_start` once with the pids. No rank
@@ -157,8 +159,14 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
     """
     folder = Path(spec.folder)
     if measurement_path(folder).exists():
-        late = [f"rank {rank} ended with {exit_name(code)} after the result was complete" for rank, code in codes.items() if code]
-        hung = [f"rank {rank} did not exit after the result was complete" for rank, code in codes.items() if code is None]
+        late = [
+            f"rank {rank} ended with {exit_name(code)} after the result was complete"
+            for rank, code in codes.items()
+            if code
+        ]
+        hung = [
+            f"rank {rank} did not exit after the result was complete" for rank, code in codes.items() if code is None
+        ]
         return Outcome("ok", measurement=Measurement.read(measurement_path(folder)), warnings=(*late, *hung))
     accounts = [account for rank in codes if (account := RankError.read(error_path(folder, rank)))]
     accounts.sort(key=lambda account: account.nanoseconds)

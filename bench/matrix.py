@@ -208,7 +208,9 @@ def load_matrix(name: str) -> Matrix:
         return parse_matrix(text, name=name, source=f"preset {name}")
     path = Path(name)
     if not name.endswith(".toml"):
-        raise UserError(f"unknown preset {name!r}; known are {', '.join(preset_names())}, or give a file ending in .toml")
+        raise UserError(
+            f"unknown preset {name!r}; known are {', '.join(preset_names())}, or give a file ending in .toml"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -250,9 +252,7 @@ def override(matrix: Matrix, options: Mapping[str, Any]) -> Matrix:
     """
     given = {key: value for key, value in options.items() if value is not None}
     readers = {**TOP_KEYS, **GROUP_KEYS}
-    values = {
-        key: _read(key, value, readers, lambda key: "--" + key.replace("_", "-")) for key, value in given.items()
-    }
+    values = {key: _read(key, value, readers, lambda key: "--" + key.replace("_", "-")) for key, value in given.items()}
     shared = {key: values.pop(key) for key in list(values) if key in GROUP_KEYS}
     if "options" in values:
         merged = {name: dict(table) for name, table in matrix.options.items()}
@@ -282,7 +282,11 @@ def to_toml(matrix: Matrix, extra: Mapping[str, Any]) -> str:
             if value is not None and value != ():
                 lines.append(f"{key} = {_toml(value)}")
     for strategy, table in matrix.options.items():
-        lines += ["", f"[options.{_toml(strategy)}]", *(f"{_toml(key)} = {_toml(value)}" for key, value in table.items())]
+        lines += [
+            "",
+            f"[options.{_toml(strategy)}]",
+            *(f"{_toml(key)} = {_toml(value)}" for key, value in table.items()),
+        ]
     lines += ["", "[campaign]", *(f"{key} = {_toml(value)}" for key, value in extra.items())]
     return "\n".join(lines) + "\n"
 

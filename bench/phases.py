@@ -119,9 +119,7 @@ def warm_up(run: Run, heartbeat: Heartbeat) -> float | None:
     """
     timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
     batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
-    timing, _ = run_steps(
-        run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat
-    )
+    timing, _ = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
     run.strategy.restore(run.start)
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
     return timing.steps[0] if run.spec.compile != "off" and timing.steps else None
@@ -141,9 +139,7 @@ def timed_epoch(run: Run, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, lis
     """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
     run.steps_taken[0] = 0
     batches = run.batches.epoch(epoch, steps=run.spec.steps)
-    return run_steps(
-        run.strategy, batches, accumulate=run.spec.accumulate, timer=make_timer(run), heartbeat=heartbeat
-    )
+    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=make_timer(run), heartbeat=heartbeat)
 
 
 def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | None]) -> EpochMeasurement:
@@ -192,6 +188,7 @@ def _exposed_communication(run: Run, epoch: int, timing: Timing) -> float | None
     """
     if not run.spec.breakdown or timing.forward_backward is None:
         return None
+
     class Silent:
         def step(self, number: int) -> None:
             """Steps of this second pass are no progress of the run."""
@@ -218,7 +215,7 @@ def parameter_hash(strategy: Strategy) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(strategy.model.named_parameters()):
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -77,9 +77,7 @@ class TrainingBatches:
         device = self.samples.inputs.device
         order, mirror = (part.to(device) for part in self.positions(epoch, steps))
         for chosen, flip in zip(order, mirror, strict=True):
-            inputs = self.workload.to_input(
-                self.samples.inputs[chosen], flip if self.workload.augments else None
-            )
+            inputs = self.workload.to_input(self.samples.inputs[chosen], flip if self.workload.augments else None)
             yield inputs, self.samples.targets[chosen]
 
 

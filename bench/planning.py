@@ -142,17 +142,15 @@ def _strategy_cells(
     ]
 
 
-def _plan_cell(
-    strategy: Strategy, cell: Cell, *, device_kind: str, batch: int, input_shape: Sequence[int]
-) -> Cell:
+def _plan_cell(strategy: Strategy, cell: Cell, *, device_kind: str, batch: int, input_shape: Sequence[int]) -> Cell:
     """The cell with its plan and batch sizes, or with the reason why it has none."""
     from strategies.base import Unsupported
 
     try:
         plan = strategy.plan(cell.devices, device_kind)
         _check_plan(plan, cell)
-    except Unsupported as reason:
-        return replace(cell, status="unsupported", reason=str(reason))
+    except Unsupported as error:
+        return replace(cell, status="unsupported", reason=str(error))
     except (Exception, SystemExit) as error:
         return replace(cell, status="crashed", reason=f"plan() failed: {type(error).__name__}: {error}")
     weak = cell.scaling == "weak"
@@ -197,7 +195,9 @@ def _unsupported_factors(strategy: Strategy, cell: Cell, device_kind: str, input
 
 def _warnings(cell: Cell, device_kind: str) -> tuple[str, ...]:
     if cell.precision == "amp-fp16" and device_kind == "cpu":
-        return ("float16 autocast on CPU is emulated and tens of times slower than float32; amp-bf16 is the usual choice",)
+        return (
+            "float16 autocast on CPU is emulated and tens of times slower than float32; amp-bf16 is the usual choice",
+        )
     return ()
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,14 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     check_baseline(matrix.baseline, registry)
     _check_checkpoints(request, workload.name)
     usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
-    plan = {"machine": found, "registry": registry, "workload": workload}
-    plan_cells(matrix, train_count=usual, **plan)
+    plan = partial(plan_cells, matrix, machine=found, registry=registry, workload=workload)
+    plan(train_count=usual)
     facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
     if request.resume:
         for difference in check_same_environment(request.resume, facts, force=request.force):
             reporter.note(f"resumed although this differs: {difference}")
     data = _data(matrix, workload.data_kind, request.data_root, reporter)
-    cells = plan_cells(matrix, train_count=data.train_count, **plan)
-    if matrix.epochs > 1 and matrix.steps is not None and not matrix.steps == data.train_count // (matrix.groups[0].batch or workload.batch):
-        reporter.note("--epochs with --steps: every epoch runs its first steps only, so accuracy is left blank")
+    cells = plan(train_count=data.train_count)
     store = Store(_folder(request, matrix, facts))
     try:
         store.check()
@@ -106,7 +105,11 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
     except OSError as error:
         raise UserError(f"{request.resume} cannot be resumed: could not read {path.name}: {error.strerror}") from None
     matrix, facts = from_resolved(text, source=str(path))
-    asked = override(load_matrix(request.matrix), request.overrides) if request.matrix else override(matrix, request.overrides)
+    asked = (
+        override(load_matrix(request.matrix), request.overrides)
+        if request.matrix
+        else override(matrix, request.overrides)
+    )
     if asked != matrix and not request.force:
         raise UserError(
             f"{request.resume} was begun with another matrix than these options give; "
@@ -167,7 +170,9 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
         return new_folder(Path("results"), host=str(host), preset=matrix.name)
     if (request.out / "runs.csv").exists():
-        raise UserError(f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out")
+        raise UserError(
+            f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out"
+        )
     return request.out
 
 

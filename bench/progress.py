@@ -16,7 +16,9 @@ class Reporter(Protocol):
     """Where the runner says what it does. Everything goes to stderr: stdout is for results."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
     def note(self, text: str) -> None: ...
     def plan(self, runs: int) -> None: ...
     def begin(self, name: str, block: int, blocks: int) -> None: ...
@@ -31,7 +33,9 @@ class Quiet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -97,7 +101,9 @@ class Live(Quiet):
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def note(self, text: str) -> None:

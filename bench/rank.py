@@ -53,7 +53,7 @@ class Rank:
         if self.spec.store == "env://":
             dist.init_process_group(init_method="env://", **common)
         else:
-            store = dist.FileStore(self.spec.store, self.world_size)
+            store = dist.FileStore(self.spec.store, self.world_size)  # type: ignore[attr-defined]
             dist.init_process_group(store=store, rank=self.rank, world_size=self.world_size, **common)
         self.barrier()
 

@@ -114,7 +114,9 @@ class Campaign:
                 self._one(cell, block, place)
             if missing:
                 self.done = Done(self.store.runs)
-            decision = decide(self.job.matrix, self.store, blocks_done=block + 1, seconds=time.monotonic() - self._begun)
+            decision = decide(
+                self.job.matrix, self.store, blocks_done=block + 1, seconds=time.monotonic() - self._begun
+            )
             if decision.message:
                 self.reporter.note(decision.message)
             if decision.stop or not order:
@@ -187,7 +189,10 @@ class Campaign:
 
     def _spec(self, cell: Cell, run_id: str) -> RunSpec:
         job, facts, data = self.job, self.job.facts, self.job.facts.data
-        assert cell.processes and cell.devices_per_process and cell.replicas and cell.batch_global
+        assert cell.processes is not None
+        assert cell.devices_per_process is not None
+        assert cell.replicas is not None
+        assert cell.batch_global is not None
         folder = (self.store.folder / "logs" / run_id).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         return RunSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bench.columns import SUMMARY_COLUMNS
 from bench.csvfile import read_rows
 
 Row = Mapping[str, Any]
+Show = Callable[[Row], str]
 
 
 def print_table(folder: Path, *, console: Console | None = None) -> None:
@@ -25,7 +26,9 @@ def print_table(folder: Path, *, console: Console | None = None) -> None:
         console = Console(width=160, file=console.file)
     rows = read_rows(folder / "summary.csv", SUMMARY_COLUMNS)
     campaign = Campaign(folder)
-    table = Table(title=_title(campaign), caption=_caption(rows, campaign), caption_justify="left", title_justify="left")
+    table = Table(
+        title=_title(campaign), caption=_caption(rows, campaign), caption_justify="left", title_justify="left"
+    )
     columns = _columns(rows)
     for name, numeric, _ in columns:
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
@@ -40,12 +43,15 @@ def _safe(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Any]]:
+def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Show]]:
     def varies(name: str) -> bool:
         return len({row[name] for row in rows if row[name]}) > 1
 
-    optional = [
-        (title, False, lambda row, name=name: row[name] or "")
+    def text_of(name: str) -> Show:
+        return lambda row: str(row[name] or "")
+
+    optional: list[tuple[str, bool, Show]] = [
+        (title, False, text_of(name))
         for name, title in (
             ("scaling", "scaling"),
             ("precision", "precision"),

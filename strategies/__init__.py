@@ -77,7 +77,9 @@ class Registry:
         for entry in (*BUILT_IN, *plugins, *files):
             if entry.name in entries:
                 first = entries[entry.name]
-                raise RegistryError(f"strategy {entry.name!r} is defined twice: in {first.module} and in {entry.module}")
+                raise RegistryError(
+                    f"strategy {entry.name!r} is defined twice: in {first.module} and in {entry.module}"
+                )
             entries[entry.name] = entry
         return cls(entries)
 

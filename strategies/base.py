@@ -141,7 +141,7 @@ class Strategy(ABC):
 
     def move(self, model: nn.Module) -> nn.Module:
         """Put the bare model where it lives."""
-        return model.to(self.context.devices[0], memory_format=self.memory_format)
+        return model.to(self.context.devices[0]).to(memory_format=self.memory_format)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the moved model for parallel execution."""
@@ -207,7 +207,7 @@ class Strategy(ABC):
 
     # -- evaluation and state ---------------------------------------------------------------------------------
 
-    def share_buffers(self) -> None:
+    def share_buffers(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Make the buffers (BatchNorm's running statistics) equal over replicas, before evaluating or saving."""
 
     @torch.no_grad()
@@ -243,7 +243,7 @@ class Strategy(ABC):
         if state.get("optimizer"):
             self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Let go of what `build` made; the process group is the harness's."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import nn
@@ -34,10 +34,12 @@ class DDP(Strategy):
         return Plan(processes=devices, devices_per_process=1, replicas=devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self.wrapper = DistributedDataParallel(
-            model, device_ids=self.device_ids(), **{name: self.option(name) for name in DDP_OPTIONS}
-        )
+        self.wrapper = DistributedDataParallel(model, device_ids=self.device_ids(), **self.changed_options())
         return self.wrapper
+
+    def changed_options(self) -> dict[str, Any]:
+        """Only what differs from torch's defaults: naming a default can warn, where its name is going to change."""
+        return {name: self.option(name) for name in DDP_OPTIONS if self.option(name) != DDP_OPTIONS[name]}
 
     def device_ids(self) -> list[int] | None:
         """The one GPU of this process; None on CPU, and where a replica spans devices."""
@@ -55,7 +57,7 @@ class DDP(Strategy):
 class DDPAmp(DDP):
     """DDP with autocast: float16 with a loss scaler on CUDA, bfloat16 on CPU."""
 
-    default_precision = {"cpu": "amp-bf16", "cuda": "amp-fp16"}
+    default_precision: ClassVar[Mapping[str, str]] = {"cpu": "amp-bf16", "cuda": "amp-fp16"}
     precisions = ("amp-bf16", "amp-fp16")
 
 
@@ -82,6 +84,10 @@ class DDPSyncBatchNorm(DDP):
 class DDPTuned(DDP):
     """DDP with channels_last, bfloat16 autocast and gradients that are views of the communication buckets."""
 
-    default_precision = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
+    default_precision: ClassVar[Mapping[str, str]] = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
     default_memory_format = "channels_last"
-    default_options = {**DDP_OPTIONS, "gradient_as_bucket_view": True, "static_graph": True}
+    default_options: ClassVar[Mapping[str, Any]] = {
+        **DDP_OPTIONS,
+        "gradient_as_bucket_view": True,
+        "static_graph": True,
+    }

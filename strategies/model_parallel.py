@@ -73,7 +73,7 @@ class DDPModelParallel(DDP):
         self._stages = [layers[:cut], layers[cut:]]
         for stage, device in zip(self._stages, self.context.devices, strict=True):
             for layer in stage:
-                layer.to(device, memory_format=self.memory_format)
+                layer.to(device).to(memory_format=self.memory_format)
         share = sum(costs[:cut]) / max(sum(costs), 1)
         self._details = {"split": f"{cut}/{len(layers)} layers", "first_half_flops": f"{share:.3f}"}
         return model

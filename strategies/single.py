@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from strategies.base import Plan, Strategy, one_device_only
 
 
@@ -19,7 +22,7 @@ class SingleTuned(Strategy):
     "Scalability! But at what COST?", HotOS 2015). torch.compile is left off unless the matrix asks for it.
     """
 
-    default_precision = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
+    default_precision: ClassVar[Mapping[str, str]] = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
     default_memory_format = "channels_last"
 
     def plan(self, devices: int, device_type: str) -> Plan:

@@ -95,9 +95,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             if not module.affine:
                 raise ValueError("SyncBatchNorm on CPU needs affine BatchNorm layers")
-            layer = cls(
-                module.num_features, module.eps, module.momentum, True, module.track_running_stats
-            )
+            layer = cls(module.num_features, module.eps, module.momentum, True, module.track_running_stats)
             layer.load_state_dict(module.state_dict())
             layer.train(module.training)
             return layer
