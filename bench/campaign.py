@@ -77,6 +77,11 @@ class Campaign:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not readable as TOML: {error}") from None
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the runner recorded under [campaign] in matrix.toml: command, notice, threads_per_device and more."""
+        return dict(self.matrix.get("campaign", {}))
+
 
 def frame(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFrame":
     """Typed frame of dictionaries: Int64, float64, boolean and str columns in the table's order."""

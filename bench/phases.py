@@ -193,7 +193,7 @@ def _exposed_communication(run: Run, epoch: int, timing: Timing) -> float | None
         def step(self, number: int) -> None:
             """Steps of this second pass are no progress of the run."""
 
-    run.strategy.restore(run.start)
+    after = run.strategy.snapshot()
     run.strategy.exchange = False
     try:
         without, _ = run_steps(
@@ -204,7 +204,9 @@ def _exposed_communication(run: Run, epoch: int, timing: Timing) -> float | None
             heartbeat=Silent(),  # type: ignore[arg-type]
         )
     finally:
+        # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
         run.strategy.exchange = True
+        run.strategy.restore(after)
     assert without.forward_backward is not None
     difference = torch.tensor(timing.forward_backward).median() - torch.tensor(without.forward_backward).median()
     return max(0.0, *(value * len(timing.steps) for value in run.rank.gather(float(difference))))

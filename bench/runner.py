@@ -254,7 +254,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
     last = rows[-1]
     if last["status"] != "ok":
         return f"{last['status']}: {last['reason']}"
-    rate = f"{last['samples_per_second']:.1f} samples/s, epoch {last['epoch_seconds']:.1f} s"
+    rate = f"{last['samples_per_second']:.1f} samples/s, epoch {last['epoch_seconds']:.4g} s"
     accuracy = last.get("test_accuracy")
     return rate if accuracy is None else f"{rate}, test accuracy {accuracy:.1%}"
 

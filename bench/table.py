@@ -99,12 +99,7 @@ def _memory(row: Row) -> str:
 
 
 def _status(row: Row) -> str:
-    parts = [row["status"]]
-    if row["status"] != "ok" and row["reason"]:
-        parts.append(row["reason"])
-    if row["flags"]:
-        parts.append(row["flags"])
-    return ": ".join(parts[:2]) + (f" | {row['flags']}" if row["status"] != "ok" and row["flags"] else "")
+    return f"{row['status']}: {row['reason']}" if row["status"] != "ok" and row["reason"] else str(row["status"])
 
 
 def _title(campaign: Campaign) -> str:
@@ -114,7 +109,7 @@ def _title(campaign: Campaign) -> str:
 
 
 def _caption(rows: Sequence[Row], campaign: Campaign) -> str:
-    facts = campaign.matrix.get("campaign", {})
+    facts = campaign.facts
     lines = [str(facts.get("notice") or "")]
     baselines = sorted({row["baseline"] for row in rows if row["baseline"]})
     if baselines:
@@ -140,7 +135,7 @@ def _caption(rows: Sequence[Row], campaign: Campaign) -> str:
 def document(folder: Path, *, exit_code: int) -> str:
     """One line of JSON with all that the table shows."""
     rows = read_rows(folder / "summary.csv", SUMMARY_COLUMNS)
-    facts = Campaign(folder).matrix.get("campaign", {})
+    facts = Campaign(folder).facts
     return json.dumps(
         {
             "folder": str(folder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -79,6 +79,9 @@ class DDPSyncBatchNorm(DDP):
 
     def details(self) -> Mapping[str, str]:
         return self._details
+
+    def warnings(self) -> Sequence[str]:
+        return () if batch_norm_layers(self.model) else ("the model has no BatchNorm layer: this run is plain ddp",)
 
 
 class DDPTuned(DDP):

@@ -253,5 +253,5 @@ def write_campaign(folder: Path, options: Options | None = None, **changes: Any)
     write_rows(folder / "runs.csv", RUN_COLUMNS, rows)
     write_rows(folder / "steps.csv", STEP_COLUMNS, step_rows(rows))
     (folder / "environment.json").write_text(json.dumps(environment(options), indent=1) + "\n")
-    (folder / "matrix.toml").write_text('command = "bench run cpu --blocks 5"\nblocks = 5\n')
+    (folder / "matrix.toml").write_text('blocks = 5\n\n[campaign]\ncommand = "bench run cpu --blocks 5"\n')
     return folder

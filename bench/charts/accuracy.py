@@ -97,7 +97,7 @@ def figure_time_to_accuracy(data: ChartData, *, scaling: str = "strong") -> Figu
         )  # fmt: skip
         axes = page.axes[0]
         for key, part in table.groupby(["series", "devices"], sort=True):
-            name, devices = str(key[0]), int(str(key[1]))  # type: ignore[index]
+            name, devices = str(key[0]), int(str(key[1]))
             axes.plot(
                 part["seconds"], part["test_accuracy"], color=how[name].color, marker=how[name].marker,
                 linestyle=how[name].dashes, markersize=4, linewidth=0.9 + 0.4 * math.log2(max(devices, 1)),

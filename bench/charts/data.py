@@ -259,7 +259,7 @@ def _load_pool(environment_id: str, members: list[Campaign], published: Publishe
         ),
         "published": published,
         "baseline_option": baseline,
-        "commands": tuple(dict.fromkeys(str(c.matrix["command"]) for c in members if c.matrix.get("command"))),
+        "commands": tuple(dict.fromkeys(str(c.facts["command"]) for c in members if c.facts.get("command"))),
         "folders": tuple(c.folder.resolve().name for c in members),
     }
     found = []
