@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.base import Plan, Strategy, batch_norm_layers
+from strategies.base import Plan, Strategy, Unsupported, batch_norm_layers
 from strategies.sync_batch_norm import SyncBatchNorm
 
 DDP_OPTIONS: Mapping[str, Any] = {
@@ -47,7 +47,11 @@ class DDP(Strategy):
         return None if device.type == "cpu" or device.index is None else [device.index]
 
     def sync(self, on: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if on else self.wrapper.no_sync()
+        if on:
+            return nullcontext()
+        if self.option("static_graph"):
+            raise Unsupported("static_graph cannot skip the exchange of a micro-batch: torch's reducer asserts in no_sync")
+        return self.wrapper.no_sync()
 
     def share_buffers(self) -> None:
         for buffer in self.model.buffers():
@@ -89,8 +93,4 @@ class DDPTuned(DDP):
 
     default_precision: ClassVar[Mapping[str, str]] = {"cpu": "amp-bf16", "cuda": "amp-bf16"}
     default_memory_format = "channels_last"
-    default_options: ClassVar[Mapping[str, Any]] = {
-        **DDP_OPTIONS,
-        "gradient_as_bucket_view": True,
-        "static_graph": True,
-    }
+    default_options: ClassVar[Mapping[str, Any]] = {**DDP_OPTIONS, "gradient_as_bucket_view": True}

@@ -1,0 +1,162 @@
+"""What two real gloo ranks give for every strategy: losses, gradients, parameters, buffers, collectives.
+
+Started once by the tests of the truths; each rank runs every strategy on the same data and writes what it saw.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from bench.phases import parameter_hash
+from strategies import Registry
+from strategies.base import Context, Plan, Strategy, Unsupported, split
+
+GLOBAL_BATCH = 16
+STEPS = 3
+SHAPE = (3, 8, 8)
+
+
+def plain_model() -> nn.Module:
+    """Without BatchNorm: data parallelism must change nothing but rounding."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(1),
+        nn.Linear(32, 5),
+    )
+
+
+def normed_model() -> nn.Module:
+    """With BatchNorm: only synchronised statistics equal those of one device at the global batch."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(1),
+        nn.Linear(32, 5),
+    )
+
+
+MODELS = {"plain": plain_model, "normed": normed_model}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """inputs (STEPS, GLOBAL_BATCH, 3, 8, 8) with a mean that differs from half to half; targets (STEPS, GLOBAL_BATCH)."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(STEPS, GLOBAL_BATCH, *SHAPE, generator=generator)
+    inputs[:, GLOBAL_BATCH // 2 :] += 1.0
+    return inputs, torch.randint(0, 5, (STEPS, GLOBAL_BATCH), generator=generator)
+
+
+def plan_for(strategy: Strategy, processes: int) -> tuple[int, Plan] | None:
+    """The fewest CPU devices at which a strategy starts that many processes, with its plan."""
+    for devices in (1, 2, 4):
+        try:
+            plan = strategy.plan(devices, "cpu")
+        except Unsupported:
+            continue
+        if plan.processes == processes:
+            return devices, plan
+    return None
+
+
+def built(
+    name: str, plan: Plan, rank: int, *, model: str, precision: str, options: dict[str, Any] | None = None
+) -> Strategy:
+    strategy = Registry.collect().load(name)()
+    context = Context(
+        rank=rank,
+        world_size=plan.processes,
+        devices=(torch.device("cpu"),) * plan.devices_per_process,
+        loss=nn.functional.cross_entropy,
+        input_shape=SHAPE,
+        precision=precision,
+        memory_format=strategy.default_memory_format,
+        options=options or {},
+    )
+    strategy.build(context, MODELS[model], lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    strategy.model.train()
+    return strategy
+
+
+def train(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int = 1) -> dict[str, Any]:
+    """Three steps on this rank's shard; the first step's gradients before they are applied."""
+    inputs, targets = data()
+    shard = rank // plan.ranks_per_replica
+    mine = slice(shard * GLOBAL_BATCH // plan.shards, (shard + 1) * GLOBAL_BATCH // plan.shards)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        parts = split((inputs[step, mine], targets[step, mine]), accumulate)
+        loss = strategy.forward_backward([strategy.place(*part) for part in parts])
+        losses.append(None if loss is None else float(loss))
+        if step == 0:
+            gradients = {n: p.grad.detach().clone() for n, p in strategy.model.named_parameters() if p.grad is not None}
+        strategy.apply()
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "hash": parameter_hash(strategy),
+        "buffers": {name: value.clone() for name, value in strategy.model.named_buffers()},
+        "state": copy.deepcopy(strategy.bare_state()),
+        "zeroed": all(p.grad is None for p in strategy.model.parameters()),
+    }
+
+
+def count_collectives(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> int:
+    """all-reduces that gloo ran in one optimizer step, from torch's own profiler."""
+    inputs, targets = data()
+    mine = slice(rank * GLOBAL_BATCH // plan.shards, (rank + 1) * GLOBAL_BATCH // plan.shards)
+    parts = split((inputs[0, mine], targets[0, mine]), accumulate)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        strategy.forward_backward([strategy.place(*part) for part in parts])
+        strategy.apply()
+    return sum(event.count for event in recorded.key_averages() if event.key == "gloo:all_reduce")
+
+
+def all_of(name: str, plan: Plan, rank: int) -> dict[str, Any]:
+    """Everything the tests ask of one strategy."""
+    results: dict[str, Any] = {"plan": plan}
+    precisions = Registry.collect().load(name).precisions
+    for precision in ("fp32", "amp-bf16"):
+        if precision in precisions:
+            for model in MODELS:
+                strategy = built(name, plan, rank, model=model, precision=precision)
+                results[model, precision] = train(strategy, plan, rank)
+                strategy.close()
+    usual = "fp32" if "fp32" in precisions else "amp-bf16"
+    strategy = built(name, plan, rank, model="plain", precision=usual)
+    results["accumulated"] = train(strategy, plan, rank, accumulate=2)
+    strategy.close()
+    if plan.processes > 1:
+        strategy = built(name, plan, rank, model="plain", precision=usual)
+        results["collectives"] = {k: count_collectives(strategy, plan, rank, accumulate=k) for k in (1, 2, 4)}
+        strategy.close()
+    return results
+
+
+def rank_main(rank: int, processes: int, names: list[str], folder: str) -> None:
+    """One rank: every strategy in turn, results in FOLDER/rank<r>.pt."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    results = {}
+    for name in names:
+        found = plan_for(Registry.collect().load(name)(), processes)
+        if found:
+            results[name] = all_of(name, found[1], rank)
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
