@@ -54,7 +54,7 @@ MODELS = {"plain": plain_model, "normed": normed_model}
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """inputs (STEPS, GLOBAL_BATCH, 3, 8, 8) with a mean that differs from half to half; targets (STEPS, GLOBAL_BATCH)."""
+    """inputs (STEPS, GLOBAL_BATCH, 3, 8, 8), their mean differing from half to half; targets (STEPS, GLOBAL_BATCH)."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(STEPS, GLOBAL_BATCH, *SHAPE, generator=generator)
     inputs[:, GLOBAL_BATCH // 2 :] += 1.0
