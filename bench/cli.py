@@ -52,6 +52,10 @@ def run(
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches per optimizer step.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, tf32, amp-bf16, amp-fp16; commas between.")] = None,
     memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
+    data_pipeline: Annotated[
+        str | None, typer.Option(help="resident, loader (torchvision transforms and DataLoader) or synthetic_device.")
+    ] = None,
+    loader_workers: Annotated[int | None, typer.Option(help="DataLoader workers a process.")] = None,
     compile_mode: Annotated[
         str | None, typer.Option("--compile", help="off, default, reduce-overhead or max-autotune.")
     ] = None,
@@ -104,6 +108,8 @@ def run(
         "precision": comma_list(precision, "--precision"),
         "memory_format": memory_format,
         "compile": compile_mode,
+        "data_pipeline": data_pipeline,
+        "loader_workers": loader_workers,
         "steps": _number_or_word(steps),
         "warmup_steps": warmup_steps,
         "epochs": epochs,
@@ -162,7 +168,10 @@ def smoke(
 
 
 def _number_or_word(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else text
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return text
 
 
 def _measure(request: Any, *, quiet: bool, json: bool) -> None:
@@ -172,7 +181,8 @@ def _measure(request: Any, *, quiet: bool, json: bool) -> None:
     from bench.runner import measure, write_header
 
     reporter = make_reporter(quiet=quiet)
-    job, store = prepare_job(request, reporter)
+    with reporter:
+        job, store = prepare_job(request, reporter)
     try:
         write_header(store, job)
         code = measure(job, store, reporter)

@@ -36,6 +36,17 @@ def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
         )
 
 
+def columns_markdown() -> str:
+    """The tables of all columns as results/README.md shows them."""
+    from bench.columns import RUN_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
+
+    parts = []
+    for name, columns in (("runs.csv", RUN_COLUMNS), ("steps.csv", STEP_COLUMNS), ("summary.csv", SUMMARY_COLUMNS)):
+        rows = "\n".join(f"| {c.name} | {c.kind} | {c.unit} | {c.meaning.replace('|', chr(92) + '|')} |" for c in columns)
+        parts.append(f"### {name}\n\n| column | type | unit | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
+    return "\n".join(parts)
+
+
 def _aligned(pairs: Iterator[tuple[str, str]]) -> Iterator[str]:
     rows = list(pairs)
     width = max(len(name) for name, _ in rows)

@@ -21,6 +21,7 @@ from bench.tomllines import line_of
 SCALINGS = ("strong", "weak")
 PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16")
 MEMORY_FORMATS = ("contiguous", "channels_last")
+DATA_PIPELINES = ("resident", "loader", "synthetic_device")
 COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
 DEVICE_KINDS = ("auto", "cpu", "cuda")
 DATASETS = ("auto", "cifar10", "cifar100", "synthetic")
@@ -38,6 +39,7 @@ class Group:
     accumulate: int = 1
     memory_format: str | None = None
     compile: str | None = None
+    data_pipeline: str = "resident"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Matrix:
     precision_target: float | None = None
     max_blocks: int = 30
     time_limit: float | None = None
+    loader_workers: int = 2
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -88,10 +91,10 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
-def _integer(low: int) -> Callable[[Any], int]:
+def _integer(low: int, high: int | None = None) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise _Wrong(f"a whole number of at least {low}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or value > (high or value):
+            raise _Wrong(f"a whole number of at least {low}" + (f" and at most {high}" if high else ""))
         return value
 
     return read
@@ -156,6 +159,7 @@ GROUP_KEYS: dict[str, Callable[[Any], Any]] = {
     "accumulate": _integer(1),
     "memory_format": _one_of(*MEMORY_FORMATS),
     "compile": _one_of(*COMPILE_MODES),
+    "data_pipeline": _one_of(*DATA_PIPELINES),
 }
 TOP_KEYS: dict[str, Callable[[Any], Any]] = {
     "description": _text,
@@ -166,7 +170,8 @@ TOP_KEYS: dict[str, Callable[[Any], Any]] = {
     "warmup_steps": _integer(0),
     "epochs": _integer(1),
     "blocks": _blocks,
-    "seed": _integer(0),
+    # torch's generators take 64 bits, and each epoch's order has a seed of its own made from this one.
+    "seed": _integer(0, 2**32 - 1),
     "threads_per_device": _integer(1),
     "timeout": _number,
     "baseline": _text,
@@ -175,6 +180,7 @@ TOP_KEYS: dict[str, Callable[[Any], Any]] = {
     "precision_target": _number,
     "max_blocks": _integer(2),
     "time_limit": _number,
+    "loader_workers": _integer(0),
     "options": _options,
 }
 
@@ -292,12 +298,16 @@ def to_toml(matrix: Matrix, extra: Mapping[str, Any]) -> str:
 
 
 def from_resolved(text: str, *, source: str) -> tuple[Matrix, dict[str, Any]]:
-    """What `to_toml` wrote: the matrix, and the facts under [campaign]."""
+    """What `to_toml` wrote: the matrix, and the facts under [campaign]. Raises UserError for anything else."""
     body, _, tail = text.partition("\n[campaign]\n")
-    extra = tomllib.loads(tail)
     first, _, rest = body.partition("\n")
-    name = tomllib.loads(first).get("name", "matrix")
-    return parse_matrix(rest, name=str(name), source=source), extra
+    try:
+        extra = tomllib.loads(tail)
+        name = tomllib.loads(first).get("name", "matrix")
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{source} is not as this suite wrote it: {error}") from None
+    # The blank line stands for the name's, so that a message names the line of the file.
+    return parse_matrix("\n" + rest, name=str(name), source=source), extra
 
 
 def _toml(value: Any) -> str:
@@ -305,7 +315,7 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return repr(value)

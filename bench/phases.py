@@ -20,7 +20,8 @@ from bench import workloads
 from bench.checkpoint import load_checkpoint, save_checkpoint
 from bench.flops import flops_per_sample
 from bench.heartbeat import Heartbeat
-from bench.pipeline import Samples, TrainingBatches, evaluation_batches
+from bench.loader import FixedBatch, LoaderBatches
+from bench.pipeline import Batches, Samples, TrainingBatches, evaluation_batches
 from bench.rank import Rank
 from bench.spec import EpochMeasurement, Measurement, RunSpec
 from bench.timing import BreakdownTimer, ClockTimer, EventTimer, Timer, Timing
@@ -57,7 +58,7 @@ class Run:
     rank: Rank
     workload: Workload
     strategy: Strategy
-    batches: TrainingBatches
+    batches: Batches
     start: dict[str, Any]
     steps_taken: list[int]
 
@@ -89,8 +90,18 @@ def build(spec: RunSpec, rank: Rank) -> Run:
     strategy.build(context, make_model, workload.make_optimizer)
     if spec.initial_state:
         load_checkpoint(Path(spec.initial_state), strategy, workload=spec.workload)
-    batches = TrainingBatches(samples, workload, spec.batch_global, rank.shard, spec.shards, spec.seed)
+    batches = make_batches(spec, rank, samples, workload)
     return Run(spec, rank, workload, strategy, batches, strategy.snapshot(), _count_steps(strategy))
+
+
+def make_batches(spec: RunSpec, rank: Rank, samples: Samples, workload: Workload) -> Batches:
+    """The batches of this rank's shard, by the pipeline that the cell names."""
+    resident = TrainingBatches(samples, workload, spec.batch_global, rank.shard, spec.shards, spec.seed)
+    if spec.data_pipeline == "loader":
+        host = Samples.load(Path(spec.train_inputs), Path(spec.train_targets), torch.device("cpu"))
+        pinned = rank.devices[0].type == "cuda"
+        return LoaderBatches(replace(resident, samples=host), workers=spec.loader_workers, pin_memory=pinned)
+    return FixedBatch(resident) if spec.data_pipeline == "synthetic_device" else resident
 
 
 def set_numerics(precision: str) -> None:

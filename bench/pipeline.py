@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -35,6 +36,14 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+class Batches(Protocol):
+    """Where a rank's batches come from."""
+
+    def epoch(self, epoch: int, *, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of the first `steps` steps of an epoch."""
+        ...
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:

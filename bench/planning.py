@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ class Cell:
     compile: str
     options: tuple[tuple[str, Any], ...]
     accumulate: int
+    data_pipeline: str = "resident"
     role: str = "measure"
     processes: int | None = None
     devices_per_process: int | None = None
@@ -59,6 +61,7 @@ class Cell:
             self.role,
             self.batch_global,
             self.accumulate,
+            self.data_pipeline,
         )
 
     def __str__(self) -> str:
@@ -67,6 +70,7 @@ class Cell:
             parts.append(self.precision)
         parts += [self.scaling] if self.scaling != "strong" else []
         parts += [self.variant] if self.variant else []
+        parts += [self.data_pipeline] if self.data_pipeline != "resident" else []
         parts += [self.role] if self.role != "measure" else []
         return " ".join(parts)
 
@@ -82,6 +86,10 @@ def plan_cells(
 
     `train_count` is the size of the training set. Raises UserError for what no strategy could run.
     """
+    if not any(group.strategies for group in matrix.groups):
+        raise UserError(f"matrix {matrix.name} names no strategy; give some with --strategies, such as single,ddp")
+    for name in matrix.options:
+        _find(name, registry, "options for ")
     cells: dict[tuple[Any, ...], Cell] = {}
     for group in matrix.groups:
         for name in group.strategies:
@@ -104,21 +112,15 @@ def device_counts(matrix: Matrix, machine: Machine, default: Sequence[int]) -> M
 def _strategy_cells(
     name: str, group: Group, matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry
 ) -> list[Cell]:
-    try:
-        registry.find(name)
-    except RegistryError as error:
-        raise UserError(str(error)) from None
-    blank = Cell(name, 0, "strong", "", "", "", (), group.accumulate)
+    _find(name, registry)
+    blank = Cell(name, 0, "strong", "", "", "", (), group.accumulate, group.data_pipeline)
     points = [(devices, scaling) for scaling in group.scaling for devices in group.devices]
     try:
         strategy = registry.load(name)()
     except (RegistryError, Exception) as error:
         return [replace(blank, devices=d, scaling=s, status="crashed", reason=str(error)) for d, s in points]
     options = matrix.options.get(name, {})
-    unknown = [key for key in options if key not in strategy.default_options]
-    if unknown:
-        known = ", ".join(strategy.default_options) or "none"
-        raise UserError(f"strategy {name!r} has no option {unknown[0]!r}; its options are: {known}")
+    _check_options(name, options, strategy.default_options)
     precisions = group.precision or (strategy.default_precision[machine.device_kind],)
     return [
         _plan_cell(
@@ -130,7 +132,7 @@ def _strategy_cells(
                 precision=precision,
                 memory_format=group.memory_format or strategy.default_memory_format,
                 compile=group.compile or strategy.default_compile,
-                options=chosen,
+                options=tuple(pair for pair in chosen if pair[1] != strategy.default_options[pair[0]]),
             ),
             device_kind=machine.device_kind,
             batch=group.batch or workload.batch,
@@ -140,6 +142,34 @@ def _strategy_cells(
         for precision in precisions
         for chosen in option_sets(options)
     ]
+
+
+def _find(name: str, registry: Registry, what: str = "") -> None:
+    """Raise UserError unless there is a strategy of that name."""
+    try:
+        registry.find(name)
+    except RegistryError as error:
+        raise UserError(f"{what}{error}") from None
+
+
+def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise UserError for an option that the strategy does not have, or a value of another kind than its default."""
+    for key, given in options.items():
+        if key not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise UserError(f"strategy {name!r} has no option {key!r}; its options are: {known}")
+        kind, words = _kind_of(defaults[key])
+        for value in given if isinstance(given, list) else [given]:
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object and kind is not bool):
+                raise UserError(f"option {key!r} of strategy {name!r} takes {words}, not {_shown(value)!r}")
+
+
+def _kind_of(default: Any) -> tuple[Any, str]:
+    if isinstance(default, bool):
+        return bool, "true or false"
+    if isinstance(default, (int, float)):
+        return (int, float), "a number"
+    return (str, "a text") if isinstance(default, str) else (object, "anything")
 
 
 def _plan_cell(strategy: Strategy, cell: Cell, *, device_kind: str, batch: int, input_shape: Sequence[int]) -> Cell:
@@ -162,7 +192,8 @@ def _plan_cell(strategy: Strategy, cell: Cell, *, device_kind: str, batch: int, 
         batch_global=batch * plan.replicas if weak else batch,
         batch_per_replica=batch if weak else batch // plan.replicas,
         uses_process_group=strategy.uses_process_group or plan.processes > 1,
-        same_work=strategy.same_work,
+        # One fixed batch over and over is other work than the baseline's, whatever the strategy.
+        same_work=strategy.same_work and cell.data_pipeline != "synthetic_device",
         warnings=_warnings(cell, device_kind),
     )
     reason = _unsupported_factors(strategy, cell, device_kind, input_shape)
@@ -238,12 +269,9 @@ def _baselines(cells: Any, matrix: Matrix) -> list[Cell]:
 def check_baseline(baseline: str, registry: Registry) -> None:
     """Raise UserError unless this is NAME or NAME@DEVICES of a known strategy."""
     name, at, devices = baseline.partition("@")
-    if at and (not devices.isdigit() or int(devices) < 1):
+    if at and not re.fullmatch(r"[1-9][0-9]*", devices):
         raise UserError(f"--baseline {baseline}: {devices!r} is no device count; give NAME or NAME@DEVICES")
-    try:
-        registry.find(name)
-    except RegistryError as error:
-        raise UserError(f"--baseline: {error}") from None
+    _find(name, registry, "--baseline: ")
 
 
 def block_order(cells: Sequence[Cell], *, seed: int, block: int) -> list[Cell]:

@@ -28,6 +28,7 @@ def row_key(row: Mapping[str, Any]) -> RowKey:
         row["role"],
         row["batch_global"],
         row["accumulate"],
+        row["data_pipeline"],
     )
 
 

@@ -16,8 +16,6 @@ from bench.machine import Machine, known_peak_flops
 from bench.planning import Cell
 from bench.spec import EpochMeasurement, Measurement
 
-DATA_PIPELINE = "resident"
-
 
 @dataclass(frozen=True)
 class CampaignFacts:
@@ -119,7 +117,7 @@ def _common(facts: CampaignFacts, cell: Cell, run: RunFacts) -> dict[str, Any]:
         "workload": facts.workload,
         "dataset": facts.data.name,
         "dataset_fingerprint": facts.data.fingerprint,
-        "data_pipeline": DATA_PIPELINE,
+        "data_pipeline": cell.data_pipeline,
         "precision": cell.precision,
         "memory_format": cell.memory_format,
         "compile": cell.compile,

@@ -17,7 +17,7 @@ from bench import environment, machine
 from bench.csvfile import write_text_atomically
 from bench.data import PreparedData
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
-from bench.interrupts import Interrupted, interruptible
+from bench.interrupts import Interrupted, interruptible, undisturbed
 from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
 from bench.planning import Cell, block_order
@@ -58,6 +58,8 @@ def write_header(store: Store, job: Job) -> None:
         "dataset_used": job.facts.data.name,
         "notice": job.facts.data.notice,
         "strategy_files": [str(path.resolve()) for path in job.strategy_files],
+        "checkpoint": str(job.checkpoint.resolve()) if job.checkpoint else "",
+        "initial_state": str(job.initial_state.resolve()) if job.initial_state else "",
     }
     write_text_atomically(store.folder / "matrix.toml", to_toml(job.matrix, extra))
 
@@ -137,24 +139,32 @@ class Campaign:
 
         gpus = [gpu.index for gpu in self.job.facts.machine.gpus[: cell.devices]]
         telemetry = Telemetry(self.job.facts.machine.device_kind, gpus, lambda: list(pids))
+        recorded = False
         try:
             with telemetry:
                 outcome = launch(
                     spec, on_progress=lambda beats: self.reporter.beats(beats, spec.steps), on_start=started
                 )
+            # From here to its row a run is not interrupted any more: it would be neither measured nor missing.
+            with undisturbed():
+                recorded = True
+                self._record(cell, facts, outcome, telemetry.result())
+                self._tidy(Path(spec.folder), keep=self.job.keep_logs)
         except Interrupted as signal:
-            outcome = Outcome("interrupted", f"ended by {signal.name}")
-            self.store.add(run_rows(self.job.facts, cell, facts, outcome), [])
-            self.store.note_idle()
+            if not recorded:
+                outcome = Outcome("interrupted", f"ended by {signal.name}")
+                self.store.add(run_rows(self.job.facts, cell, facts, outcome), [])
+                self.store.note_idle()
             raise
+
+    def _record(self, cell: Cell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any]) -> None:
         if outcome.measurement and outcome.measurement.flops_per_sample:
             self._flops = outcome.measurement.flops_per_sample
-        facts = replace(facts, telemetry=telemetry.result(), flops_per_sample=self._flops)
+        facts = replace(facts, telemetry=telemetry, flops_per_sample=self._flops)
         rows = run_rows(self.job.facts, cell, facts, outcome)
-        self.store.add(rows, step_rows(run_id, outcome.measurement))
+        self.store.add(rows, step_rows(facts.run_id, outcome.measurement))
         self.store.note_idle()
         self._remember_losses(cell, rows)
-        self._tidy(Path(spec.folder), keep=self.job.keep_logs)
         self.reporter.end(str(cell), describe(rows))
 
     # -- the baseline's losses, for the gate ---------------------------------------------------------------------
@@ -182,6 +192,7 @@ class Campaign:
         parts += [f"compile-{cell.compile}"] if cell.compile not in ("", "off") else []
         parts += [f"a{cell.accumulate}"] if cell.accumulate > 1 else []
         parts += [f"g{cell.batch_global}"] if cell.batch_global else []
+        parts += [cell.data_pipeline] if cell.data_pipeline != "resident" else []
         parts += [cell.variant] if cell.variant else []
         parts += [cell.role] if cell.role != "measure" else []
         parts += [f"try{attempt}"] if attempt > 1 else []
@@ -210,7 +221,9 @@ class Campaign:
             threads_per_device=facts.threads_per_device,
             workload=facts.workload,
             **_data_paths(data),
-            synthetic=data.synthetic,
+            data_pipeline=cell.data_pipeline,
+            loader_workers=job.matrix.loader_workers,
+            synthetic=data.synthetic or cell.data_pipeline == "synthetic_device",
             precision=cell.precision,
             memory_format=cell.memory_format,
             compile=cell.compile,

@@ -36,6 +36,8 @@ class RunSpec:
     train_targets: str
     test_inputs: str
     test_targets: str
+    data_pipeline: str
+    loader_workers: int
     synthetic: bool
     precision: str
     memory_format: str
@@ -156,3 +158,7 @@ def measurement_path(folder: Path) -> Path:
 
 def heartbeat_path(folder: Path) -> Path:
     return folder / "heartbeat"
+
+
+def stack_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stack.log"

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bench.campaign import Campaign
 from bench.columns import SUMMARY_COLUMNS
@@ -27,20 +28,19 @@ def print_table(folder: Path, *, console: Console | None = None) -> None:
     rows = read_rows(folder / "summary.csv", SUMMARY_COLUMNS)
     campaign = Campaign(folder)
     table = Table(
-        title=_title(campaign), caption=_caption(rows, campaign), caption_justify="left", title_justify="left"
+        title=Text(_title(campaign), "table.title"),
+        caption=Text(_caption(rows, campaign), "table.caption"),
+        caption_justify="left",
+        title_justify="left",
     )
     columns = _columns(rows)
     for name, numeric, _ in columns:
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
         style = "" if row["status"] == "ok" else "dim"
-        table.add_row(*(_safe(show(row)) for *_, show in columns), style=style)
+        # Text and not str: reasons come from exceptions, and may hold what rich would take for markup or an emoji.
+        table.add_row(*(Text(show(row)) for *_, show in columns), style=style)
     console.print(table)
-
-
-def _safe(text: str) -> str:
-    # Reasons come from exceptions; they may hold what rich would take for markup.
-    return text.replace("[", r"\[")
 
 
 def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Show]]:
@@ -57,6 +57,7 @@ def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Show]]:
             ("precision", "precision"),
             ("memory_format", "layout"),
             ("compile", "compile"),
+            ("data_pipeline", "pipeline"),
             ("variant", "variant"),
         )
         if varies(name)
@@ -129,7 +130,7 @@ def _caption(rows: Sequence[Row], campaign: Campaign) -> str:
     lines.append(f"Memory: {memory}. {facts.get('threads_per_device', '')} CPU thread(s) a device.")
     flagged = [f"{row['strategy']}@{row['devices']}: {row['flags']}" for row in rows if row["flags"]]
     lines += [f"Flag: {text}" for text in flagged]
-    return _safe("\n".join(line for line in lines if line))
+    return "\n".join(line for line in lines if line)
 
 
 def document(folder: Path, *, exit_code: int) -> str:

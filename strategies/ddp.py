@@ -50,7 +50,7 @@ class DDP(Strategy):
         if on:
             return nullcontext()
         if self.option("static_graph"):
-            raise Unsupported("static_graph cannot skip the exchange of a micro-batch: torch's reducer asserts in no_sync")
+            raise Unsupported("static_graph exchanges in every micro-batch: torch's reducer asserts under no_sync")
         return self.wrapper.no_sync()
 
     def share_buffers(self) -> None:

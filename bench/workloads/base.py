@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,26 @@ class Workload(ABC):
             stored = torch.where(flip.view(-1, 1, 1, 1), stored.flip(-1), stored)
         return stored.to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
+    def sample_transform(self) -> Callable[[Tensor], Tensor]:
+        """One stored sample to model input, as the usual per-image pipeline does it in loader workers."""
+        return lambda stored: stored
+
 
 class CifarClassification(Workload):
     """Cross entropy over class scores."""
+
+    def sample_transform(self) -> Callable[[Tensor], Tensor]:
+        from torchvision import transforms
+
+        half = (0.5, 0.5, 0.5)
+        return transforms.Compose(
+            [
+                transforms.ToPILImage(),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize(half, half),
+            ]
+        )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """outputs: (batch, classes); targets: (batch,) int64."""
