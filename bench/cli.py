@@ -79,6 +79,9 @@ def run(
     breakdown: Annotated[
         bool | None, typer.Option("--breakdown", help="Add marked runs that time the parts of a step.")
     ] = None,
+    trace: Annotated[
+        bool | None, typer.Option("--trace", help="With --breakdown: keep the profiler's trace in the run's log folder.")
+    ] = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="No A/A twin of the baseline.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="STRATEGY.OPTION=VALUE, commas sweep; repeatable.")
@@ -122,6 +125,7 @@ def run(
         "timeout": timeout,
         "baseline": baseline,
         "breakdown": breakdown,
+        "trace": trace,
         "control": False if no_control else None,
         "options": parse_settings(settings) if settings else None,
     }

@@ -1,4 +1,4 @@
-"""The other pipelines: a DataLoader as people usually train with, and one fixed batch for compute and exchange alone."""
+"""The other pipelines: a DataLoader as people usually train with, and one fixed batch for no pipeline at all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ShardSampler(Sampler[int]):
 
 
 class LoaderBatches:
-    """torch.utils.data.DataLoader over torchvision transforms: the same samples as the resident pipeline, image by image.
+    """A DataLoader over torchvision transforms: the same samples as the resident pipeline, image by image.
 
     Mirroring is drawn by the workers, so it differs from the resident pipeline's.
     """

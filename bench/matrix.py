@@ -62,6 +62,7 @@ class Matrix:
     baseline: str = "single@1"
     control: bool = True
     breakdown: bool = False
+    trace: bool = False
     precision_target: float | None = None
     max_blocks: int = 30
     time_limit: float | None = None
@@ -177,6 +178,7 @@ TOP_KEYS: dict[str, Callable[[Any], Any]] = {
     "baseline": _text,
     "control": _flag,
     "breakdown": _flag,
+    "trace": _flag,
     "precision_target": _number,
     "max_blocks": _integer(2),
     "time_limit": _number,

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from bench import workloads
 from bench.checkpoint import load_checkpoint, save_checkpoint
+from bench.exposed import exposed_seconds
 from bench.flops import flops_per_sample
 from bench.heartbeat import Heartbeat
 from bench.loader import FixedBatch, LoaderBatches
@@ -32,6 +34,7 @@ from strategies.base import Context, Strategy
 
 EVALUATION_BATCH = 250
 WARMUP_EPOCH = 0
+PROFILED_STEPS = 3
 
 
 @dataclass
@@ -155,16 +158,18 @@ def timed_epoch(run: Run, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, lis
 
 def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | None]) -> EpochMeasurement:
     """What all ranks measured of one epoch, after the clock has stopped."""
-    own = [float(loss) for loss in losses if loss is not None]
+    own = _scalars(losses)
     mine = {
         "timing": timing,
         "losses": own,
         "hash": parameter_hash(run.strategy),
         "skipped": len(losses) - run.steps_taken[0] if run.strategy.scaler.is_enabled() else 0,
     }
-    exposed = _exposed_communication(run, epoch, timing)
+    by_difference, by_trace = _exposed_communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
     by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
+    if losses and not by_rank:
+        raise TypeError("forward_backward() returned None on every rank; one must return the mean loss")
     finite = all(math.isfinite(loss) for rank in by_rank for loss in rank)
     timings: list[Timing] = [rank["timing"] for rank in ranks]
     return EpochMeasurement(
@@ -180,8 +185,20 @@ def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | Non
         parameter_hashes=[rank["hash"] for rank in ranks],
         forward_backward=_totals([timing.forward_backward for timing in timings]),
         optimizer=_totals([timing.optimizer for timing in timings]),
-        exposed_comm=exposed,
+        exposed_comm=by_difference,
+        exposed_comm_trace=by_trace,
     )
+
+
+def _scalars(losses: list[Tensor | None]) -> list[float]:
+    """The losses of the ranks that have one, read from the device. Raises TypeError for anything else."""
+    for loss in losses:
+        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+            raise TypeError(
+                f"forward_backward() returned a {type(loss).__name__}{shape}; a tensor of one value or None is asked for"
+            )
+    return [float(loss) for loss in losses if loss is not None]
 
 
 def _mean(values: list[float]) -> float | None:
@@ -192,35 +209,47 @@ def _totals(lists: list[list[float] | None]) -> list[float] | None:
     return [sum(values) for values in lists if values is not None] or None
 
 
-def _exposed_communication(run: Run, epoch: int, timing: Timing) -> float | None:
-    """Breakdown runs: forward and backward with the exchange of gradients, less the same steps without it, in seconds.
+def _exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float | None, float | None]:
+    """Breakdown runs: the exchange of gradients that compute does not hide, in seconds over the timed steps.
 
-    The maximum over ranks of the difference of medians a step, times the steps; 0 where the noise is larger.
+    First by difference: forward and backward with the exchange less the same steps without it, medians a step, the
+    maximum over ranks, 0 where the noise is larger. Second from the profiler's trace of some steps, by overlap.
     """
     if not run.spec.breakdown or timing.forward_backward is None:
-        return None
-
-    class Silent:
-        def step(self, number: int) -> None:
-            """Steps of this second pass are no progress of the run."""
-
+        return None, None
     after = run.strategy.snapshot()
     run.strategy.exchange = False
     try:
-        without, _ = run_steps(
-            run.strategy,
-            run.batches.epoch(epoch, steps=run.spec.steps),
-            accumulate=run.spec.accumulate,
-            timer=make_timer(run),
-            heartbeat=Silent(),  # type: ignore[arg-type]
-        )
+        without = _silent_steps(run, epoch, run.spec.steps)
     finally:
         # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
         run.strategy.exchange = True
         run.strategy.restore(after)
     assert without.forward_backward is not None
     difference = torch.tensor(timing.forward_backward).median() - torch.tensor(without.forward_backward).median()
-    return max(0.0, *(value * len(timing.steps) for value in run.rank.gather(float(difference))))
+    steps = min(PROFILED_STEPS, run.spec.steps)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (run.rank.devices[0].type == "cuda")
+    with profile(activities=activities) as profiled:
+        _silent_steps(run, epoch, steps)
+    run.strategy.restore(after)
+    if run.spec.trace and run.rank.rank == 0:
+        profiled.export_chrome_trace(str(Path(run.spec.folder) / "trace.json.gz"))
+    ranks = run.rank.gather((float(difference), exposed_seconds(profiled) / steps))
+    timed = len(timing.steps)
+    return max(0.0, *(rank[0] * timed for rank in ranks)), max(rank[1] * timed for rank in ranks)
+
+
+def _silent_steps(run: Run, epoch: int, steps: int) -> Timing:
+    """Steps beside the timed ones: they are no progress of the run."""
+
+    class Silent:
+        def step(self, number: int) -> None:
+            pass
+
+    batches = run.batches.epoch(epoch, steps=steps)
+    heartbeat: Any = Silent()
+    timer = make_timer(run)
+    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)[0]
 
 
 def parameter_hash(strategy: Strategy) -> str:

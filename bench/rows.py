@@ -184,6 +184,7 @@ def _of_the_epoch(facts: CampaignFacts, cell: Cell, run: RunFacts, epoch: EpochM
         "forward_backward_seconds": max(epoch.forward_backward) if epoch.forward_backward else None,
         "optimizer_seconds": max(epoch.optimizer) if epoch.optimizer else None,
         "exposed_comm_seconds": epoch.exposed_comm,
+        "exposed_comm_trace_seconds": epoch.exposed_comm_trace,
         "eval_seconds": epoch.eval_seconds,
         "loss_first": epoch.loss_first,
         "loss_last": epoch.loss_last,

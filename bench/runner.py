@@ -44,6 +44,7 @@ class Job:
     strategy_files: tuple[Path, ...] = ()
     checkpoint: Path | None = None
     initial_state: Path | None = None
+    anonymous: bool = False
     keep_logs: bool = True
 
 
@@ -52,14 +53,15 @@ def write_header(store: Store, job: Job) -> None:
     environment.write(store.folder, job.environment)
     extra = {
         "campaign_id": job.facts.campaign_id,
-        "command": job.command,
+        "command": store.scrub(job.command),
+        "anonymous": job.anonymous,
         "device_kind": job.facts.machine.device_kind,
         "threads_per_device": job.facts.threads_per_device,
         "dataset_used": job.facts.data.name,
         "notice": job.facts.data.notice,
-        "strategy_files": [str(path.resolve()) for path in job.strategy_files],
-        "checkpoint": str(job.checkpoint.resolve()) if job.checkpoint else "",
-        "initial_state": str(job.initial_state.resolve()) if job.initial_state else "",
+        "strategy_files": [store.scrub(str(path.resolve())) for path in job.strategy_files],
+        "checkpoint": store.scrub(str(job.checkpoint.resolve())) if job.checkpoint else "",
+        "initial_state": store.scrub(str(job.initial_state.resolve())) if job.initial_state else "",
     }
     write_text_atomically(store.folder / "matrix.toml", to_toml(job.matrix, extra))
 
@@ -240,6 +242,7 @@ class Campaign:
             checkpoint=str((job.checkpoint / f"{run_id}.pt").resolve()) if job.checkpoint else "",
             initial_state=str(job.initial_state.resolve()) if job.initial_state else "",
             count_flops=self._flops is None,
+            trace=job.matrix.trace,
         )
 
     def _tidy(self, folder: Path, *, keep: bool) -> None:

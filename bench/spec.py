@@ -55,6 +55,7 @@ class RunSpec:
     checkpoint: str = ""
     initial_state: str = ""
     count_flops: bool = False
+    trace: bool = False
 
     @property
     def ranks_per_replica(self) -> int:
@@ -91,6 +92,7 @@ class EpochMeasurement:
     forward_backward: list[float] | None = None
     optimizer: list[float] | None = None
     exposed_comm: float | None = None
+    exposed_comm_trace: float | None = None
     eval_seconds: float | None = None
     correct: int | None = None
     evaluated: int | None = None
