@@ -107,6 +107,12 @@ class Section:
         return _published(self.data)
 
     @cached_property
+    def sources(self) -> list[str]:
+        """Each source of the published rows once, with author, date and address."""
+        rows = self.data.published.rows if self.data.published else []
+        return list(dict.fromkeys(f"{row['source']}. {row['author']}, {row['date']}. {row['url']}" for row in rows))
+
+    @cached_property
     def stop_reason(self) -> str:
         return next((str(reason) for reason in self.data.summary["stop_reason"] if reason), "")
 
@@ -145,7 +151,8 @@ def markdown_text(text: Any) -> str:
     """Text for Markdown in which nothing is markup: one line, with the characters that mean something escaped."""
     line = " ".join(str(text).split())
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", line)
+    # An underscore inside a word is no markup, and names are easier to read without the backslash.
+    return re.sub(r"([\\`*\[\]|~#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", line)
 
 
 def markdown_code(text: Any) -> str:
@@ -232,6 +239,7 @@ def _published(data: ChartData) -> list[dict[str, str]]:
         rows.append(
             {
                 **{name: str(row[name]) for name in ("name_in_source", "hardware", "source", "url", "date", "notes")},
+                "short": str(row["source"]).split(":", 1)[0],
                 "data": f"{row['workload']}, {row['dataset']}",
                 "precision": row["precision"],
                 "batch": "" if row["batch_global"] is None else str(row["batch_global"]),

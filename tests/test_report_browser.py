@@ -25,11 +25,16 @@ FLAGS = (
 PROBE = """<script>addEventListener("load", () => {
   const seen = [...document.images].map(i => i.complete && i.naturalWidth > 0);
   const box = document.querySelector(".answer .head").getBoundingClientRect();
-  document.body.dataset.probe = [seen.length, seen.filter(x => x).length, Math.round(box.top), Math.round(box.bottom),
+  parent.postMessage([seen.length, seen.filter(x => x).length, Math.round(box.top), Math.round(box.bottom),
     document.documentElement.scrollWidth, innerWidth, innerHeight,
     matchMedia("(prefers-color-scheme: dark)").matches ? 1 : 0,
-    performance.getEntriesByType("resource").filter(e => !e.name.startsWith("data:")).length].join(",");
+    performance.getEntriesByType("resource").filter(e => !e.name.startsWith("data:")).length].join(","), "*");
 });</script></body>"""
+
+# A headless window is never narrower than about 500 pixels, so the page stands in a frame of the wanted width.
+FRAME = """<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><body style="margin:0">
+<script>addEventListener("message", event => { document.body.dataset.probe = event.data; });</script>
+<iframe src="{name}" style="border:0; width:{width}px; height:900px"></iframe></body>"""
 
 
 def browse(tmp_path: Path, page: Path, width: int, *more: str) -> subprocess.CompletedProcess[str]:
@@ -41,11 +46,13 @@ def browse(tmp_path: Path, page: Path, width: int, *more: str) -> subprocess.Com
 
 
 def framed(tmp_path: Path, page: Path, width: int) -> Path:
-    """The page in a frame of an exact width: a headless window may be wider than what was asked for."""
+    """A page with the report, and the probe in it, in a frame of this width."""
     text = re.sub(r"<meta http-equiv=.*?>", "", page.read_text(encoding="utf-8"))
     inner = tmp_path / f"inner-{width}.html"
     inner.write_text(text.replace("</body>", PROBE), encoding="utf-8")
-    return inner
+    outer = tmp_path / f"outer-{width}.html"
+    outer.write_text(FRAME.replace("{name}", inner.name).replace("{width}", str(width)), encoding="utf-8")
+    return outer
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +79,7 @@ def test_pictures_and_answer(tmp_path: Path, report: Path, width: int, dark: boo
     match = re.search(r'data-probe="([\d,-]+)"', done.stdout)
     assert match, done.stdout[-500:]
     images, loaded, top, bottom, scroll, inner_width, inner_height, is_dark, requests = map(int, match[1].split(","))
+    assert inner_width == width
     assert images == loaded == 7
     assert 0 <= top < bottom <= min(inner_height, 800)
     assert scroll <= inner_width, "the page is wider than the screen"

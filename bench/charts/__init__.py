@@ -22,7 +22,7 @@ from bench.charts.data import ChartData, load
 from bench.charts.forest import figure_forest
 from bench.charts.memory import figure_memory
 from bench.charts.scaling import figure_efficiency, figure_speedup, figure_throughput
-from bench.charts.style import Skipped, save
+from bench.charts.style import Skipped, save, svg_bytes
 from bench.charts.trace import figure_trace
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "figure_time_to_accuracy",
     "figure_trace",
     "load",
+    "svg_bytes",
 ]
 
 

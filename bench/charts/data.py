@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from bench.answer import is_baseline
-from bench.campaign import Campaign, frame
+from bench.campaign import Campaign
 from bench.cells import Baseline, find_reference, judged_cells
-from bench.columns import FAILED_STATUSES, RUN_COLUMNS, SUMMARY_COLUMNS
+from bench.columns import FAILED_STATUSES, SUMMARY_COLUMNS
 from bench.csvfile import read_rows
 from bench.errors import UserError
 from bench.published import Published, load_published
@@ -44,6 +44,7 @@ class ChartData:
     all_series: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     whole: "ChartData | None" = None
 
     @cached_property
@@ -260,6 +261,7 @@ def _load_pool(environment_id: str, members: list[Campaign], published: Publishe
         "published": published,
         "baseline_option": baseline,
         "commands": tuple(dict.fromkeys(str(c.facts["command"]) for c in members if c.facts.get("command"))),
+        "notices": tuple(dict.fromkeys(str(c.facts["notice"]) for c in members if c.facts.get("notice"))),
         "folders": tuple(c.folder.resolve().name for c in members),
     }
     found = []
@@ -295,8 +297,3 @@ def failures_text(data: ChartData, *, most: int = 6) -> str:
             rest = f" and {len(rows) - most} more" if len(rows) > most else ""
             sentences.append(f"{head}: {', '.join(shown)}{rest}.")
     return " ".join(sentences)
-
-
-def empty_runs() -> pd.DataFrame:
-    """A frame of no runs, for tests and for a campaign that has just begun."""
-    return frame([], RUN_COLUMNS)
