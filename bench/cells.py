@@ -254,21 +254,23 @@ def judged_cells(runs: pd.DataFrame, baseline: Baseline) -> list[Cell]:
 def _gated(cell: Cell, reference: Cell | None) -> Cell:
     if reference is None or reference is cell or cell["scaling"] != "strong":
         return cell
-    return replace(cell, runs=tuple(_gated_run(run, reference) for run in cell.runs))
+    # By work and then by block: looked up once for each run, whatever the number of blocks.
+    same_work: dict[Key, dict[Key, Run]] = defaultdict(dict)
+    for run in reference.ok_runs:
+        same_work[_work(run)].setdefault(run.pair, run)
+    return replace(cell, runs=tuple(_gated_run(run, same_work.get(_work(run), {})) for run in cell.runs))
 
 
-def _gated_run(run: Run, reference: Cell) -> Run:
-    """Judge an ok run by the reference's run of its block, or by any other with its seed and length."""
-    if not run.ok or is_lossy(run):
+def _work(run: Run) -> Key:
+    """What two runs must share for their losses to be comparable, beside the factors of their cells."""
+    return run.first("seed"), run.total("timed_steps")
+
+
+def _gated_run(run: Run, references: Mapping[Key, Run]) -> Run:
+    """Judge an ok run by the reference's run of its block, or by the first other of the same work."""
+    if not run.ok or is_lossy(run) or not references:
         return run
-    same_work = [
-        other
-        for other in reference.ok_runs
-        if other.first("seed") == run.first("seed") and other.total("timed_steps") == run.total("timed_steps")
-    ]
-    if not same_work:
-        return run
-    other = next((other for other in same_work if other.pair == run.pair), same_work[0])
+    other = references.get(run.pair) or next(iter(references.values()))
     reason = loss_gate(
         run.first("loss_first"), run.last("loss_last"), other.first("loss_first"), other.last("loss_last")
     )

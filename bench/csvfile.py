@@ -6,6 +6,7 @@ Floats are written with `repr`, the shortest text that reads back as the same nu
 import csv
 import io
 import math
+import numbers
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ Row = Mapping[str, Any]
 
 def format_value(column: Column, value: Any) -> str:
     """One cell as text. None, NaN and infinities become blank: a CSV of this suite never holds them."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if value is None or (isinstance(value, numbers.Real) and not math.isfinite(value)):
         return ""
     if column.kind == "bool":
         return "true" if value else "false"
@@ -28,7 +29,9 @@ def format_value(column: Column, value: Any) -> str:
     if column.kind == "float":
         return repr(float(value))
     # One row is one line, whatever an exception's message contains.
-    return " ".join(str(value).replace("\0", "").split())
+    text = " ".join(str(value).replace("\0", "").split())
+    # A message may hold half a surrogate pair, which no UTF-8 file can.
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def parse_value(column: Column, text: str) -> Any:

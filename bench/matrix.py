@@ -240,6 +240,10 @@ def parse_matrix(text: str, *, name: str, source: str) -> Matrix:
 
         return place
 
+    # A campaign's matrix.toml also says its name and, under [campaign], what was found; it can be run again as it is.
+    name = _read("name", table.pop("name", name), {"name": _text}, where(None))
+    if not isinstance(table.pop("campaign", {}), dict):
+        raise UserError(f"{where(None)('campaign')}: campaign must be a table")
     cells = table.pop("cells", [])
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise UserError(f"{where(None)('cells')}: cells must be tables, each under [[cells]]")
@@ -301,15 +305,8 @@ def to_toml(matrix: Matrix, extra: Mapping[str, Any]) -> str:
 
 def from_resolved(text: str, *, source: str) -> tuple[Matrix, dict[str, Any]]:
     """What `to_toml` wrote: the matrix, and the facts under [campaign]. Raises UserError for anything else."""
-    body, _, tail = text.partition("\n[campaign]\n")
-    first, _, rest = body.partition("\n")
-    try:
-        extra = tomllib.loads(tail)
-        name = tomllib.loads(first).get("name", "matrix")
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{source} is not as this suite wrote it: {error}") from None
-    # The blank line stands for the name's, so that a message names the line of the file.
-    return parse_matrix("\n" + rest, name=str(name), source=source), extra
+    matrix = parse_matrix(text, name="matrix", source=source)
+    return matrix, dict(tomllib.loads(text).get("campaign", {}))
 
 
 def _toml(value: Any) -> str:

@@ -117,11 +117,15 @@ def _strategy_cells(
     points = [(devices, scaling) for scaling in group.scaling for devices in group.devices]
     try:
         strategy = registry.load(name)()
-    except (RegistryError, Exception) as error:
+        default_precision = strategy.default_precision[machine.device_kind]
+    except RegistryError as error:
         return [replace(blank, devices=d, scaling=s, status="crashed", reason=str(error)) for d, s in points]
+    except (Exception, SystemExit) as error:
+        reason = f"it could not be made: {type(error).__name__}: {error}"
+        return [replace(blank, devices=d, scaling=s, status="crashed", reason=reason) for d, s in points]
     options = matrix.options.get(name, {})
     _check_options(name, options, strategy.default_options)
-    precisions = group.precision or (strategy.default_precision[machine.device_kind],)
+    precisions = group.precision or (default_precision,)
     return [
         _plan_cell(
             strategy,
@@ -239,7 +243,8 @@ def _check(cell: Cell, matrix: Matrix, *, workload: WorkloadEntry, train_count: 
     parts = cell.replicas * cell.accumulate
     if cell.batch_global % parts:
         raise UserError(
-            f"{cell}: a global batch of {cell.batch_global} does not divide into {cell.replicas} replicas"
+            f"{cell}: a global batch of {cell.batch_global} does not divide into {cell.replicas} replica"
+            + ("s" if cell.replicas > 1 else "")
             + (f" x {cell.accumulate} micro-batches" if cell.accumulate > 1 else "")
             + "; choose --batch as a multiple of their product"
         )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import environment, machine, workloads
+from bench.columns import RUN_COLUMNS
+from bench.csvfile import read_rows
 from bench.data import DATASETS, PreparedData, prepare
 from bench.errors import UserError
 from bench.matrix import Matrix, from_resolved, load_matrix, override
@@ -53,15 +56,16 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
         raise UserError(reason)
     machine.check_network_interface(os.environ)
     matrix, resumed = _matrix(request)
+    request = _as_begun(request, resumed)
     found = machine.detect(matrix.device)
     matrix = device_counts(matrix, found, machine.default_device_counts(found))
     counts = sorted({devices for group in matrix.groups for devices in group.devices})
     threads = machine.resolve_threads(found, counts, matrix.threads_per_device)
     workload = workloads.find(matrix.workload)
-    files = tuple(request.strategy_files) or tuple(Path(path) for path in resumed.get("strategy_files", ()))
-    registry = _registry(files)
+    registry = _registry(request.strategy_files)
+    _name_broken_files(registry, matrix, reporter)
     check_baseline(matrix.baseline, registry)
-    _check_checkpoints(request, workload.name)
+    _check_initial_state(request, workload.name)
     usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
     plan = partial(plan_cells, matrix, machine=found, registry=registry, workload=workload)
     plan(train_count=usual)
@@ -69,12 +73,15 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     if request.resume:
         for difference in check_same_environment(request.resume, facts, force=request.force):
             reporter.note(f"resumed although this differs: {difference}")
+    folder = _folder(request, matrix, facts)
     data = _data(matrix, workload.data_kind, request.data_root, reporter)
     cells = plan(train_count=data.train_count)
-    store = Store(_folder(request, matrix, facts))
+    _make_checkpoint_folder(request)
+    store = Store(folder, private=environment.private_words() if request.anonymous else ())
     try:
-        store.check()
         _tidy_after_a_crash(store, reporter)
+        store.check()
+        _check_same_data(store, data, force=request.force)
     except UserError:
         store.close()
         raise
@@ -92,7 +99,18 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
         warmup_steps=matrix.warmup_steps,
         steps=matrix.steps,
     )
-    return Job(matrix, cells, campaign, facts, request.command, files, request.checkpoint, request.initial_state), store
+    job = Job(
+        matrix,
+        cells,
+        campaign,
+        facts,
+        request.command,
+        request.strategy_files,
+        request.checkpoint,
+        request.initial_state,
+        anonymous=request.anonymous,
+    )
+    return job, store
 
 
 def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
@@ -118,6 +136,48 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
     return asked, facts
 
 
+def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
+    """The request with what its campaign was begun with, where it resumes one and does not say otherwise."""
+    if request.resume is None:
+        return request
+    recorded = {
+        "strategy_files": tuple(Path(path).expanduser() for path in begun.get("strategy_files", ())),
+        "checkpoint": Path(begun["checkpoint"]).expanduser() if begun.get("checkpoint") else None,
+        "initial_state": Path(begun["initial_state"]).expanduser() if begun.get("initial_state") else None,
+        "command": begun.get("command", ""),
+        "anonymous": bool(begun.get("anonymous")),
+    }
+    if request.initial_state is not None and not request.force:
+        path = recorded["initial_state"]
+        if path is None or path.resolve() != request.initial_state.resolve():
+            raise UserError(
+                f"{request.resume} was begun with {f'--init-from {path}' if path else 'no --init-from'}; "
+                "leave the option out to continue it, or add --force"
+            )
+    given = {name: getattr(request, name) or value for name, value in recorded.items() if name != "command"}
+    return replace(request, **given, command=recorded["command"] or request.command)
+
+
+def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -> None:
+    """Say which strategy file cannot be used; where the matrix asks for it by name, its row says so."""
+    asked = {name for group in matrix.groups for name in group.strategies}
+    for entry in registry.entries.values():
+        if entry.broken and entry.name not in asked:
+            reporter.note(f"strategy file {entry.module} is left out: {entry.broken}")
+
+
+def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
+    """Raise UserError where the folder's rows were measured on other data, unless forced."""
+    if not store.runs.exists() or force:
+        return
+    found = {row["dataset_fingerprint"] for row in read_rows(store.runs, RUN_COLUMNS)}
+    if found - {data.fingerprint}:
+        raise UserError(
+            f"{store.folder} was measured on data of fingerprint {', '.join(sorted(found))}, this is "
+            f"{data.fingerprint}; begin a new campaign, or add --force to mix them"
+        )
+
+
 def _default_preset(request: Request) -> str:
     device = request.overrides.get("device") or "auto"
     return "gpu" if machine.detect(device).device_kind == "cuda" else "cpu"
@@ -125,7 +185,7 @@ def _default_preset(request: Request) -> str:
 
 def _registry(files: tuple[Path, ...]) -> Registry:
     for path in files:
-        if not path.is_file():
+        if not _exists(path):
             raise UserError(f"--strategy-file {path} does not exist")
     try:
         return Registry.collect(files)
@@ -133,7 +193,7 @@ def _registry(files: tuple[Path, ...]) -> Registry:
         raise UserError(str(error)) from None
 
 
-def _check_checkpoints(request: Request, workload: str) -> None:
+def _check_initial_state(request: Request, workload: str) -> None:
     if request.initial_state is not None:
         from bench.checkpoint import CheckpointError, read_checkpoint
 
@@ -141,6 +201,9 @@ def _check_checkpoints(request: Request, workload: str) -> None:
             read_checkpoint(request.initial_state, workload=workload)
         except CheckpointError as error:
             raise UserError(str(error)) from None
+
+
+def _make_checkpoint_folder(request: Request) -> None:
     if request.checkpoint is not None:
         try:
             request.checkpoint.mkdir(parents=True, exist_ok=True)
@@ -169,15 +232,23 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
     if request.out is None:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
         return new_folder(Path("results"), host=str(host), preset=matrix.name)
-    if (request.out / "runs.csv").exists():
+    if _exists(request.out / "runs.csv"):
         raise UserError(
             f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out"
         )
     return request.out
 
 
+def _exists(path: Path) -> bool:
+    """Whether it is a file; False too where the system will not say, for a name too long or a closed folder."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
-    for message in store.set_aside_half_lines():
+    for message in store.tidy():
         reporter.note(message)
     ended = store.end_orphans()
     if ended:
@@ -206,10 +277,13 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
+    """A number, true or false as JSON writes it; any other text is itself."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return text
+    plain = isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else text
 
 
 Comma = Callable[[str], Any]

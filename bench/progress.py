@@ -66,7 +66,7 @@ class Lines(Quiet):
         self._runs = 0
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def plan(self, runs: int) -> None:
         self._runs = self._done + runs
@@ -107,7 +107,7 @@ class Live(Quiet):
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def plan(self, runs: int) -> None:
         if self._task is None:

@@ -68,7 +68,7 @@ class ClockTimer:
     def stop(self) -> Timing:
         self._synchronize()
         end = self._clock()
-        begins = [self._start, *self._steps[:-1]]
+        begins = [self._start, *self._steps][: len(self._steps)]
         return Timing(
             total=(end - self._start) * NANOSECONDS,
             steps=_differences(begins, self._steps),
@@ -112,7 +112,7 @@ class EventTimer:
     def stop(self) -> Timing:
         self._synchronize()
         end = self._clock()
-        begins = [self._first, *self._steps[:-1]]
+        begins = [self._first, *self._steps][: len(self._steps)]
         milliseconds = 1e-3
         return Timing(
             total=(end - self._start) * NANOSECONDS,

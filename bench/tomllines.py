@@ -19,7 +19,8 @@ def line_of(text: str, key: str, section: int | None) -> int | None:
         if header:
             table = header[2]
             cells += table == "cells" and header[1] == "[["
-            if section is None and table.split(".")[0] == key:
+            parts = table.split(".")
+            if parts[0] == key if section is None else parts == ["cells", key] and cells == section:
                 return number
             continue
         found = _KEY.match(line)

@@ -75,8 +75,11 @@ def _roots(data_root: Path | None) -> tuple[Path, list[Path]]:
     """The root to look in, and the roots that converted data may go to, best first."""
     cache = Path(platformdirs.user_cache_dir("strategybench"))
     root = cache if data_root is None else data_root.expanduser().absolute()
-    if root.exists() and not root.is_dir():
-        raise UserError(f"{root} is a file; as data root give a folder")
+    try:
+        if root.exists() and not root.is_dir():
+            raise UserError(f"{root} is a file; as data root give a folder")
+    except OSError as error:
+        raise UserError(f"data root {str(root)[:80]}: {error.strerror or error}; give another folder") from None
     return root, [root] if root == cache else [root, cache]
 
 

@@ -1,0 +1,163 @@
+"""What is said while a campaign runs: plain lines in a log, a bar on a terminal, nothing when quiet."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bench import progress
+from bench.heartbeat import Beat
+from bench.progress import Lines, Live, Quiet, duration, make_reporter
+
+
+def console(*, terminal=False):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
+
+
+def written(made):
+    return made.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (90, "1 min 30 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (3600, "1 h 0 min"),
+        (7384, "2 h 3 min"),
+        (90_000, "25 h 0 min"),
+    ],
+)
+def test_durations_are_told_in_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+def a_campaign(reporter):
+    with reporter:
+        reporter.note("data are ready")
+        reporter.plan(2)
+        for name in ("single@1 fp32", "ddp@2 fp32"):
+            reporter.begin(name, 0, 1)
+            reporter.beats([], 3)
+            reporter.end(name, "100.0 samples/s, epoch 500 s")
+
+
+def test_a_log_gets_one_plain_line_a_run():
+    log = console()
+    a_campaign(Lines(log))
+    assert written(log).splitlines() == [
+        "data are ready",
+        "[1/2] single@1 fp32: 100.0 samples/s, epoch 500 s",
+        "[2/2] ddp@2 fp32: 100.0 samples/s, epoch 500 s",
+    ]
+
+
+def test_the_count_grows_when_a_further_block_is_planned():
+    log = console()
+    reporter = Lines(log)
+    for _ in range(2):
+        reporter.plan(1)
+        reporter.end("ddp@2", "ok")
+    assert written(log).splitlines() == ["[1/1] ddp@2: ok", "[2/2] ddp@2: ok"]
+
+
+@pytest.mark.parametrize("text", ["crashed: [red]x[/red]", "[/]", r"\[/x]", "a :warning: b", "word " * 60 + "end"])
+@pytest.mark.parametrize("kind", [Lines, Live])
+def test_a_message_is_written_as_it_is_on_one_line(text, kind):
+    log = console()
+    kind(log).note(text)
+    assert written(log) == text + "\n"
+
+
+def test_quiet_says_nothing(capsys):
+    reporter = make_reporter(quiet=True)
+    assert type(reporter) is Quiet
+    a_campaign(reporter)
+    reporter.download(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, Live), (False, Lines)])
+def test_the_reporter_suits_where_stderr_goes(terminal, kind, monkeypatch):
+    asked = []
+
+    def make(*, stderr):
+        asked.append(stderr)
+        return console(terminal=terminal)
+
+    monkeypatch.setattr(progress, "Console", make)
+    assert type(make_reporter(quiet=False)) is kind
+    assert asked == [True]
+
+
+def test_without_a_terminal_everything_goes_to_stderr(capsys):
+    a_campaign(make_reporter(quiet=False))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "[2/2] ddp@2 fp32" in err
+
+
+@pytest.fixture
+def live():
+    screen = console(terminal=True)
+    with Live(screen) as reporter:
+        yield reporter, screen
+
+
+def shown(reporter):
+    """Description, done, total and time left of the one task."""
+    (task,) = reporter._progress.tasks
+    return task.description, task.completed, task.total, task.fields["left"]
+
+
+def test_the_bar_counts_runs_and_names_the_slowest_ranks_step(live):
+    reporter, _ = live
+    reporter.plan(4)
+    reporter.begin("ddp@2 fp32", 1, 3)
+    assert shown(reporter)[:3] == ("ddp@2 fp32  block 2/3  starting", 0, 4)
+    reporter.beats([Beat(0, "timed", 9, 2_000), Beat(1, "timed", 7, 1_000)], 20)
+    assert shown(reporter)[0] == "ddp@2 fp32  block 2/3  timed 7/20"
+    reporter.beats([Beat(0, "timed", 9, 2_000), Beat(1, "warmup", 1, 1_000)], 20)
+    assert shown(reporter)[0] == "ddp@2 fp32  block 2/3  warmup"
+
+
+def test_the_time_left_is_by_the_speed_so_far(live, monkeypatch):
+    reporter, screen = live
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    reporter.plan(4)
+    now[0] = 130.0
+    reporter.end("single@1", "ok")
+    assert shown(reporter)[1:] == (1, 4, "about 1 min 30 s left")
+    assert "single@1: ok" in written(screen)
+
+
+def test_automatic_blocks_are_counted_without_a_total(live):
+    reporter, _ = live
+    reporter.plan(1)
+    reporter.begin("ddp@2", 4, 0)
+    assert shown(reporter)[0] == "ddp@2  block 5  starting"
+
+
+def test_a_download_has_a_bar_of_its_own_until_it_is_complete(live):
+    reporter, _ = live
+    reporter.download(1_000, 0)
+    assert shown(reporter)[:3] == ("downloading data", 1_000, None)
+    reporter.download(5_000, 10_000)
+    assert shown(reporter)[1:3] == (5_000, 10_000)
+    reporter.download(10_000, 10_000)
+    assert reporter._progress.tasks == []
+
+
+def test_a_bar_that_was_closed_opens_again():
+    """Data are prepared under the same reporter that later follows the runs."""
+    reporter = Live(console(terminal=True))
+    for _ in range(2):
+        with reporter:
+            assert reporter._progress.live.is_started
+        assert not reporter._progress.live.is_started
