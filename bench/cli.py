@@ -80,12 +80,16 @@ def run(
         bool | None, typer.Option("--breakdown", help="Add marked runs that time the parts of a step.")
     ] = None,
     trace: Annotated[
-        bool | None, typer.Option("--trace", help="With --breakdown: keep the profiler's trace in the run's log folder.")
+        bool | None,
+        typer.Option("--trace", help="With --breakdown: keep the profiler's trace in the run's log folder."),
     ] = None,
     no_control: Annotated[bool, typer.Option("--no-control", help="No A/A twin of the baseline.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="STRATEGY.OPTION=VALUE, commas sweep; repeatable.")
     ] = None,
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="Measure nothing: search the largest batch a replica that fits.")
+    ] = False,
     out: Out = None,
     strategy_file: StrategyFile = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder for the bare model's state after each run.")] = None,
@@ -145,6 +149,7 @@ def run(
         ),
         quiet=quiet,
         json=json,
+        find_batch=find_batch,
     )
 
 
@@ -178,17 +183,22 @@ def _number_or_word(text: str | None) -> int | str | None:
         return text
 
 
-def _measure(request: Any, *, quiet: bool, json: bool) -> None:
+def _measure(request: Any, *, quiet: bool, json: bool, find_batch: bool = False) -> None:
     from bench.finish import finish
     from bench.prepare import prepare_job
     from bench.progress import make_reporter
-    from bench.runner import measure, write_header
+    from bench.runner import Campaign, measure, write_header
 
     reporter = make_reporter(quiet=quiet)
     with reporter:
         job, store = prepare_job(request, reporter)
     try:
         write_header(store, job)
+        if find_batch:
+            with reporter:
+                lines = Campaign(job, store, reporter).find_batches()
+            typer.echo("\n".join([*lines, f"every try: {store.folder / 'batch_search.csv'}"]))
+            raise typer.Exit
         code = measure(job, store, reporter)
         finish(store.folder, exit_code=code, quiet=quiet, json=json)
     finally:

@@ -82,7 +82,7 @@ RUN_COLUMNS = _columns(
     ("data_wait_seconds", "float", "s", "time the timed steps waited for their batches, maximum over ranks"),
     ("forward_backward_seconds", "float", "s", "breakdown runs only: forward and backward, maximum over ranks"),
     ("optimizer_seconds", "float", "s", "breakdown runs only: optimizer, maximum over ranks"),
-    ("exposed_comm_seconds", "float", "s", "breakdown runs only: forward and backward with less those without exchange"),
+    ("exposed_comm_seconds", "float", "s", "breakdown runs only: forward and backward, less the same without exchange"),
     ("exposed_comm_trace_seconds", "float", "s", "breakdown runs only: the same from the profiler's trace, by overlap"),
     ("launch_seconds", "float", "s", "process start and imports, maximum over ranks"),
     ("init_seconds", "float", "s", "process-group start, maximum over ranks"),

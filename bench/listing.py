@@ -42,7 +42,9 @@ def columns_markdown() -> str:
 
     parts = []
     for name, columns in (("runs.csv", RUN_COLUMNS), ("steps.csv", STEP_COLUMNS), ("summary.csv", SUMMARY_COLUMNS)):
-        rows = "\n".join(f"| {c.name} | {c.kind} | {c.unit} | {c.meaning.replace('|', chr(92) + '|')} |" for c in columns)
+        # A bar inside a cell would end it.
+        cells = [(c.name, c.kind, c.unit, c.meaning.replace("|", r"\|")) for c in columns]
+        rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
         parts.append(f"### {name}\n\n| column | type | unit | meaning |\n| --- | --- | --- | --- |\n{rows}\n")
     return "\n".join(parts)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, machine
-from bench.csvfile import write_text_atomically
+from bench.csvfile import write_rows, write_text_atomically
 from bench.data import PreparedData
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
+from bench.findbatch import SEARCH_COLUMNS, Search, search, search_rows
 from bench.interrupts import Interrupted, interruptible, undisturbed
 from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
@@ -168,6 +169,35 @@ class Campaign:
         self.store.note_idle()
         self._remember_losses(cell, rows)
         self.reporter.end(str(cell), describe(rows))
+
+    def find_batches(self) -> list[str]:
+        """Search each cell's largest batch a replica, write batch_search.csv, and say what was found, a line a cell."""
+        lines, rows = [], []
+        with interruptible():
+            cells = [cell for cell in self.job.cells if not cell.status and cell.role == "measure"]
+            self.reporter.plan(len(cells))
+            for cell in cells:
+                self.reporter.begin(str(cell), 0, 1)
+                found = self._find_batch(cell)
+                rows += search_rows(cell, found)
+                result = f"{found.largest or 'no'} samples a replica, bounded by {found.bounded_by}"
+                lines.append(f"{cell}: {result}")
+                self.reporter.end(str(cell), result)
+        write_rows(self.store.folder / "batch_search.csv", SEARCH_COLUMNS, rows)
+        return lines
+
+    def _find_batch(self, cell: Cell) -> Search:
+        assert cell.replicas is not None
+        assert cell.batch_per_replica is not None
+        replicas = cell.replicas
+
+        def attempt(batch: int) -> Outcome:
+            tried = replace(cell, batch_global=batch * replicas, batch_per_replica=batch)
+            spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=1)
+            return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
+
+        limit = self.job.facts.data.train_count // replicas
+        return search(attempt, start=cell.batch_per_replica, limit=limit, multiple=cell.accumulate)
 
     # -- the baseline's losses, for the gate ---------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""`ddp` at two CPU devices against the same loop written by hand, and a run's time outside its timed region."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.launch import launch
+from bench.machine import loopback_interface
+from bench.spec import RunSpec
+
+STEPS = 4
+PAIRS = 5
+MOST_RATIO = 1.01
+MOST_START = 1.25
+SAMPLES = 2048
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("samples")
+    generator = np.random.Generator(np.random.PCG64(0))
+    np.save(folder / "inputs.npy", generator.integers(0, 256, (SAMPLES, 3, 32, 32), dtype=np.uint8))
+    np.save(folder / "targets.npy", generator.integers(0, 10, SAMPLES))
+    return folder / "inputs.npy", folder / "targets.npy"
+
+
+def spec(folder: Path, files: tuple[Path, Path], *, batch: int, steps: int = STEPS) -> RunSpec:
+    inputs, targets = map(str, files)
+    return RunSpec(
+        run_id="r",
+        folder=str(folder),
+        store=str(folder / "store"),
+        parent_pid=os.getpid(),
+        strategy="ddp",
+        strategy_files=(),
+        processes=2,
+        devices_per_process=1,
+        replicas=2,
+        device_kind="cpu",
+        backend="gloo",
+        threads_per_device=1,
+        workload="resnet50-cifar10",
+        train_inputs=inputs,
+        train_targets=targets,
+        test_inputs=inputs,
+        test_targets=targets,
+        data_pipeline="resident",
+        loader_workers=0,
+        synthetic=True,
+        precision="fp32",
+        memory_format="contiguous",
+        compile="off",
+        options={},
+        batch_global=batch,
+        accumulate=1,
+        seed=0,
+        warmup_steps=1,
+        steps=steps,
+        epochs=1,
+        whole_epoch=False,
+        breakdown=False,
+        timeout_seconds=600,
+    )
+
+
+def suite_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
+    outcome = launch(spec(folder, files, batch=batch))
+    assert outcome.measurement is not None, outcome.reason
+    return max(outcome.measurement.epochs[0].timed_seconds)
+
+
+def start_two(arguments: list[str]) -> None:
+    """Two ranks with the environment that the suite's launcher gives them."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface() or "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, *arguments], env=environment | {"RANK": str(rank), "WORLD_SIZE": "2"})
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+
+
+def bare_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
+    script = Path(__file__).with_name("bare_ddp.py")
+    folder.mkdir()
+    start_two([str(script), *map(str, files), str(folder / "store"), str(batch), str(STEPS), str(folder / "seconds")])
+    return max(float((folder / f"seconds.{rank}").read_text(encoding="utf-8")) for rank in range(2))
+
+
+@pytest.mark.benchmark(group="ddp against the loop by hand")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("batch", [256, 512])
+def test_ddp_is_as_fast_as_by_hand(
+    batch: int, benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Fresh processes each time, alternating; the median of the pairs' ratios."""
+    pairs = []
+    for pair in range(PAIRS):
+        runs = [("suite", suite_seconds), ("bare", bare_seconds)]
+        found = {name: run(tmp_path / f"{name}{pair}", files, batch) for name, run in runs[:: 1 if pair % 2 else -1]}
+        pairs.append((found["suite"], found["bare"]))
+    ratio = statistics.median(own / other for own, other in pairs)
+    benchmark.extra_info |= {"ratio": ratio, "pairs": pairs, "batch": batch}
+    benchmark.pedantic(lambda: None, rounds=1)
+    spread = ", ".join(f"{own / other:.3f}" for own, other in pairs)
+    print(f"\nddp / by hand at batch {batch}: {ratio:.4f} (n = {PAIRS}: {spread})")
+    assert ratio <= MOST_RATIO
+
+
+FLOOR = """
+import os, sys, time
+import torch, torchvision
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(os.environ["RANK"]), world_size=2)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.benchmark(group="start-up")
+@pytest.mark.timeout(900)
+def test_a_run_s_time_outside_its_timed_region(
+    benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Against two processes that import torch and torchvision and create a gloo group, started the same way."""
+    script = tmp_path / "floor.py"
+    script.write_text(FLOOR, encoding="utf-8")
+    ratios, outside_seconds, floor_seconds = [], [], []
+    for number in range(PAIRS):
+        begin = time.perf_counter()
+        outcome = launch(spec(tmp_path / f"run{number}", files, batch=64, steps=1))
+        assert outcome.measurement is not None
+        measured = outcome.measurement
+        inside = max(measured.epochs[0].timed_seconds) + measured.warmup_seconds
+        outside_seconds.append(time.perf_counter() - begin - inside)
+        begin = time.perf_counter()
+        start_two([str(script), str(tmp_path / f"store{number}")])
+        floor_seconds.append(time.perf_counter() - begin)
+        ratios.append(outside_seconds[-1] / floor_seconds[-1])
+    ratio = statistics.median(ratios)
+    parts = {name: getattr(measured, f"{name}_seconds") for name in ("launch", "init", "build", "warmup")}
+    benchmark.extra_info |= {"ratio": ratio, "outside": outside_seconds, "floor": floor_seconds, "last_run": parts}
+    benchmark.pedantic(lambda: None, rounds=1)
+    print(
+        f"\noutside the timed region / floor: {ratio:.2f} (n = {PAIRS}; "
+        f"{statistics.median(outside_seconds):.2f} s / {statistics.median(floor_seconds):.2f} s; {json.dumps(parts)})"
+    )
+    assert ratio <= MOST_START
