@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 app = typer.Typer(
     name="bench",
@@ -221,11 +224,19 @@ def list_names(
 
 
 @app.command()
-def doctor(data_root: DataRoot = None) -> None:
+def doctor(
+    data_root: DataRoot = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure matrix products and an all-reduce, for the report's roofline.")
+    ] = False,
+) -> None:
     """What was found on this machine, and what follows for the presets."""
-    from bench.doctor import collect_findings, render
+    from bench.doctor import collect_findings, measure_rates, render
 
     render(collect_findings(data_root))
+    if measure:
+        for line in measure_rates():
+            typer.echo(line)
 
 
 @data_app.command("prepare")
@@ -313,6 +324,12 @@ def main() -> None:
         app()
     except UserError as error:
         typer.echo(f"bench: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        place = error.filename or "to the disk"
+        typer.echo(f"bench: could not write {place}: {error.strerror}; what was measured before is kept", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         typer.echo("bench: interrupted", err=True)

@@ -245,3 +245,15 @@ def render(findings: Sequence[Finding], *, console: Console | None = None) -> No
         # As Text, so that brackets in a path are not read as markup.
         table.add_row(Text(finding.topic), Text(finding.value), Text(finding.consequence, style="yellow"))
     (console or Console()).print(table)
+
+
+def measure_rates() -> list[str]:
+    """Measure what the machine can do at most, keep it for later campaigns, and say it, a line a rate."""
+    from bench import calibrate, environment
+
+    found = machine.detect("auto")
+    counts = machine.default_device_counts(found)
+    threads = machine.resolve_threads(found, counts, None)
+    measured = calibrate.calibrate(found.device_kind, threads=threads, ranks=max(counts))
+    path = calibrate.save(measured, environment.collect(kind=found.device_kind)["environment_id"])
+    return [*calibrate.show(measured), f"kept in {path}; campaigns from now on bring it into their reports"]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import environment, machine, workloads
+from bench import calibrate, environment, machine, workloads
 from bench.columns import RUN_COLUMNS
 from bench.csvfile import read_rows
 from bench.data import DATASETS, PreparedData, prepare
@@ -70,6 +70,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     plan = partial(plan_cells, matrix, machine=found, registry=registry, workload=workload)
     plan(train_count=usual)
     facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
+    facts["volatile"]["calibration"] = calibrate.load(facts["environment_id"], threads=threads)
     if request.resume:
         for difference in check_same_environment(request.resume, facts, force=request.force):
             reporter.note(f"resumed although this differs: {difference}")

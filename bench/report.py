@@ -84,6 +84,16 @@ class Section:
         )
 
     @cached_property
+    def roofline(self) -> list[dict[str, str]]:
+        """Each cell's arithmetic against the machine's own matrix-product rate, where `doctor --measure` found it."""
+        calibration = _table(_table(self.data.environment.get("volatile")).get("calibration"))
+        rates = _table(calibration.get("matrix_flops_per_second"))
+        return _roofline(
+            self.data.summary,
+            {name: rate for name, rate in rates.items() if isinstance(rate, (int, float)) and rate > 0},
+        )
+
+    @cached_property
     def flags(self) -> list[dict[str, str]]:
         """Each flag with the cells that have it and what to do about it."""
         found: dict[str, list[str]] = {}
@@ -99,7 +109,8 @@ class Section:
 
     @cached_property
     def volatile(self) -> list[tuple[str, str]]:
-        return _facts(self.data.environment.get("volatile", {}))
+        facts = _table(self.data.environment.get("volatile"))
+        return _facts({name: value for name, value in facts.items() if name != "calibration"})
 
     @cached_property
     def published(self) -> list[dict[str, str]]:
@@ -250,3 +261,27 @@ def _published(data: ChartData) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    """A part of environment.json, whatever an edited file has in its place."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _roofline(summary: pd.DataFrame, rates: Mapping[str, float]) -> list[dict[str, str]]:
+    """Achieved FLOP/s of each ok cell, and its share of devices x the measured rate of its precision."""
+    found = []
+    for _, row in summary.iterrows():
+        rate = rates.get(str(row["precision"]))
+        if row["status"] != "ok" or rate is None or pd.isna(row["achieved_flops_per_second"]):
+            continue
+        achieved, limit = float(row["achieved_flops_per_second"]), rate * int(row["devices"])
+        found.append(
+            {
+                "cell": str(row["cell"]),
+                "achieved": f"{achieved / 1e9:.4g}",
+                "limit": f"{limit / 1e9:.4g}",
+                "share": f"{achieved / limit:.0%}",
+            }
+        )
+    return found
