@@ -89,10 +89,10 @@ def _synchronizer(device: torch.device) -> Callable[[], None]:
 
 def bus_rate(kind: str, ranks: int, threads: int) -> float:
     """Bus bandwidth in B/s of an all-reduce of 100 MiB over `ranks` processes, the slowest rank's."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_all_reduce_rank, args=(kind, ranks, threads, folder), nprocs=ranks)
+        spawn(_all_reduce_rank, args=(kind, ranks, threads, folder), nprocs=ranks)
         seconds = max(float((Path(folder) / f"{rank}").read_text(encoding="utf-8")) for rank in range(ranks))
     return 2 * (ranks - 1) / ranks * ALL_REDUCE_BYTES / seconds
 
