@@ -158,7 +158,7 @@ def _user_name() -> str | None:
         return None
 
 
-def _private_words() -> list[str]:
+def private_words() -> list[str]:
     """Host and user name as they may occur inside other texts, in lower case."""
     host = platform.node().lower()
     return [word for word in {host, host.split(".")[0], (_user_name() or "").lower()} if word]
@@ -166,7 +166,7 @@ def _private_words() -> list[str]:
 
 def environment_variables(env: Mapping[str, str], *, anonymous: bool) -> tuple[dict[str, str], list[str]]:
     """The listed variables that are set, and the names of those whose values are withheld."""
-    private = _private_words() if anonymous else []
+    private = private_words() if anonymous else []
     shown, withheld = {}, []
     for name in ENVIRONMENT_VARIABLES:
         value = env.get(name)

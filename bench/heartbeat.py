@@ -28,8 +28,12 @@ class Beat:
     def seconds_ago(self, now: int | None = None) -> float:
         return ((time.perf_counter_ns() if now is None else now) - self.nanoseconds) * 1e-9
 
+    @property
+    def where(self) -> str:
+        return self.phase + (f" after step {self.step}" if self.step else "")
+
     def __str__(self) -> str:
-        return f"rank {self.rank} in {self.phase}" + (f", step {self.step}" if self.step else "")
+        return f"rank {self.rank} in {self.where}"
 
 
 def create(path: Path, ranks: int) -> None:

@@ -1,43 +1,42 @@
-"""Start the processes of one run, watch them, and say what became of them.
+"""Start the processes of one run, watch them to their end, and leave none alive.
 
 The processes are started by the layer under torchrun (`torch.distributed.elastic.multiprocessing`), which gives each
 rank its log and reaps it. They meet through a FileStore in the run's folder and gloo on the loopback interface, so
-no port can collide and nothing listens on other addresses. Judging a failure is done here: torch's "root cause"
-names the rank that was waiting when another one hangs or is killed.
+no port can collide and nothing listens on other addresses. What became of them is judged in `bench.verdict`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import heartbeat
+from bench.errors import UserError
 from bench.heartbeat import Beat
+from bench.interrupts import undisturbed
 from bench.machine import loopback_interface
-from bench.spec import Measurement, RankError, RunSpec, error_path, heartbeat_path, measurement_path
+from bench.spec import RunSpec, heartbeat_path, measurement_path, stack_path
+from bench.verdict import Frame, judge, read_stack, timeout_reason
+from bench.verdict import Outcome as Outcome
 
 POLL_SECONDS = 0.05
+PROGRESS_SECONDS = 0.25
 PEER_GRACE_SECONDS = 1.5
 EXIT_GRACE_SECONDS = 20.0
+STACK_SECONDS = 1.0
 KILL_SECONDS = 10
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a run. `status` is one of the table's; `measurement` is there when it is complete."""
-
-    status: str
-    reason: str = ""
-    exit_code: int | None = None
-    measurement: Measurement | None = None
-    warnings: tuple[str, ...] = ()
+SPAWN_VARIABLE = "STRATEGYBENCH_SPAWN_NS"
+_TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 OnProgress = Callable[[list[Beat]], None]
@@ -49,38 +48,73 @@ def launch(
     """Run the processes of one run to their end and judge it.
 
     `on_progress` is called a few times a second with every rank's last beat, `on_start` once with the pids. No rank
-    is alive when this returns or raises, whatever happens.
+    is alive when this returns or raises, whatever happens. Raises UserError when the run's folder cannot be written.
     """
-    folder = Path(spec.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    heartbeat.create(heartbeat_path(folder), spec.processes)
-    spec_file = folder / "spec.json"
-    spec.write(spec_file)
-    # torch announces every failure on stderr; it stands in the row and in the rank's log already.
-    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL + 1)
-    handlers = _current_handlers()
-    context = _start(spec, spec_file)
-    _restore_handlers(handlers)
+    spec_file = _fresh_folder(spec)
+    context = None
     try:
-        if on_start:
-            on_start(list(context.pids().values()))
-        return _watch(context, spec, on_progress)
+        # Ranks that were started but are not yet known here could not be ended.
+        with undisturbed():
+            context = _start(spec, spec_file)
+            if on_start:
+                on_start(list(context.pids().values()))
+        return _Watch(context, spec, on_progress).until_judged()
     finally:
-        context.close(_kill_signal(), timeout=KILL_SECONDS)
+        with undisturbed():
+            if context is not None:
+                _end(context)
+            Path(spec.store).unlink(missing_ok=True)
+
+
+def _fresh_folder(spec: RunSpec) -> Path:
+    """The run's folder with nothing of an earlier attempt in it: a stale rendezvous or account would speak for this."""
+    folder = Path(spec.folder)
+    path = folder / "spec.json"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
         Path(spec.store).unlink(missing_ok=True)
+        heartbeat.create(heartbeat_path(folder), spec.processes)
+        spec.write(path)
+    except OSError as error:
+        raise UserError(
+            f"could not write to {folder}: {error.strerror or error}; what was measured before is kept"
+        ) from None
+    return path
 
 
 def _start(spec: RunSpec, spec_file: Path) -> Any:
     from torch.distributed.elastic.multiprocessing import start_processes
 
+    # torch announces every failure on stderr; it stands in the row and in the rank's log already.
+    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL + 1)
     environment = {rank: worker_environment(spec, rank) for rank in range(spec.processes)}
-    return start_processes(
-        name="bench",
-        entrypoint=sys.executable,
-        args={rank: ("-u", "-m", "bench.worker", str(spec_file)) for rank in range(spec.processes)},
-        envs=environment,
-        logs_specs=_rank_logs(Path(spec.folder)),
-    )
+    with _own_handlers():
+        return start_processes(
+            name="bench",
+            entrypoint=sys.executable,
+            args={rank: ("-u", "-m", "bench.worker", str(spec_file)) for rank in range(spec.processes)},
+            envs=environment,
+            logs_specs=_rank_logs(Path(spec.folder)),
+        )
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep torch's launcher from putting its handlers in place of the command's: SIGQUIT's alone, which is put back."""
+    before = os.environ.get(_TORCH_SIGNALS)
+    number = getattr(signal, "SIGQUIT", None)
+    handler = signal.getsignal(number) if number is not None else None
+    os.environ[_TORCH_SIGNALS] = "SIGQUIT"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_TORCH_SIGNALS]
+        else:
+            os.environ[_TORCH_SIGNALS] = before
+        if number is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
@@ -90,7 +124,7 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(spec.processes),
         "LOCAL_WORLD_SIZE": str(spec.processes),
-        "STRATEGYBENCH_SPAWN_NS": str(time.perf_counter_ns()),
+        SPAWN_VARIABLE: str(time.perf_counter_ns()),
         # Every cell gets the same threads, whatever the user's shell says.
         "OMP_NUM_THREADS": str(spec.threads_per_device),
         "MKL_NUM_THREADS": str(spec.threads_per_device),
@@ -121,125 +155,87 @@ def _rank_logs(folder: Path) -> Any:
     return RankLogs()
 
 
-def _watch(context: Any, spec: RunSpec, on_progress: OnProgress | None) -> Outcome:
-    """Poll until every rank has ended or one has failed, or the deadline passes."""
-    folder = Path(spec.folder)
-    begin = time.monotonic()
-    first_failure = first_exit = None
-    last_progress = 0.0
-    while True:
-        codes = {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
-        now = time.monotonic()
-        ended = {rank: code for rank, code in codes.items() if code is not None}
-        if len(ended) == spec.processes:
-            return judge(codes, spec)
-        if any(ended.values()):
-            # Peers get a moment to notice and to say what they know, then they are ended.
-            first_failure = first_failure or now
-            if now - first_failure > PEER_GRACE_SECONDS:
-                return judge(codes, spec)
-        elif ended:
-            first_exit = first_exit or now
-            grace = EXIT_GRACE_SECONDS if measurement_path(folder).exists() else PEER_GRACE_SECONDS
-            if now - first_exit > grace:
-                return judge(codes, spec)
-        if now - begin > spec.timeout_seconds:
-            return Outcome("timeout", timeout_reason(heartbeat.read(heartbeat_path(folder)), spec.timeout_seconds))
-        if on_progress and now - last_progress > 0.25:
-            last_progress = now
-            on_progress(heartbeat.read(heartbeat_path(folder)))
+class _Watch:
+    """Polls the ranks until all have ended, one has failed, or the deadline has passed."""
+
+    def __init__(self, context: Any, spec: RunSpec, on_progress: OnProgress | None) -> None:
+        self._context = context
+        self._spec = spec
+        self._folder = Path(spec.folder)
+        self._on_progress = on_progress
+        self._begin = time.monotonic()
+        self._last_progress = self._begin
+        self._since: dict[str, float] = {}
+
+    def until_judged(self) -> Outcome:
+        while True:
+            codes = self._codes()
+            now = time.monotonic()
+            if self._over(codes, now):
+                return judge(codes, self._spec)
+            if now - self._begin > self._spec.timeout_seconds:
+                return self._timed_out(codes)
+            if self._on_progress and now - self._last_progress > PROGRESS_SECONDS:
+                self._last_progress = now
+                self._on_progress(self._beats())
+            time.sleep(POLL_SECONDS)
+
+    def _codes(self) -> dict[int, int | None]:
+        return {rank: handler.proc.poll() for rank, handler in self._context.subprocess_handlers.items()}
+
+    def _beats(self) -> list[Beat]:
+        return heartbeat.read(heartbeat_path(self._folder))
+
+    def _over(self, codes: dict[int, int | None], now: float) -> bool:
+        """Whether there is nothing to wait for: peers of a failed rank get a moment to say what they know."""
+        ended = [code for code in codes.values() if code is not None]
+        if len(ended) == len(codes):
+            return True
+        if any(ended):
+            return self._passed("failure", PEER_GRACE_SECONDS, now)
+        if self._closed():
+            return self._passed("closed", EXIT_GRACE_SECONDS, now)
+        return bool(ended) and self._passed("exit", PEER_GRACE_SECONDS, now)
+
+    def _closed(self) -> bool:
+        """Whether the result is complete and every rank has said its last word, though it may not have exited."""
+        return measurement_path(self._folder).exists() and all(beat.phase == "done" for beat in self._beats())
+
+    def _passed(self, what: str, seconds: float, now: float) -> bool:
+        return now - self._since.setdefault(what, now) > seconds
+
+    def _timed_out(self, codes: dict[int, int | None]) -> Outcome:
+        if self._closed():
+            return judge(codes, self._spec)
+        beats = self._beats()
+        stacks = self._stacks([beat.rank for beat in beats if beat.nanoseconds and codes.get(beat.rank) is None])
+        return Outcome("timeout", timeout_reason(beats, self._spec.timeout_seconds, stacks))
+
+    def _stacks(self, ranks: Sequence[int]) -> dict[int, list[Frame]]:
+        """Ask ranks that have begun for their Python stacks, which go to their logs; a stopped rank gives none."""
+        ask = getattr(signal, "SIGUSR1", None)
+        if ask is None:
+            return {}
+        for rank in ranks:
+            self._context.subprocess_handlers[rank].proc.send_signal(ask)
+        paths = {rank: stack_path(self._folder, rank) for rank in ranks}
+        end = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < end and not all(read_stack(path) for path in paths.values()):
+            time.sleep(POLL_SECONDS)
         time.sleep(POLL_SECONDS)
+        return {rank: read_stack(path) for rank, path in paths.items()}
 
 
-def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
-    """The outcome from exit codes (None: still alive), the ranks' own accounts and the measurement.
-
-    A complete measurement wins: ranks that abort at exit afterwards are a warning. Otherwise the cause is, in this
-    order: a rank ended by a signal, a rank's own error, a rank that left too early, an error seen in a collective.
-    """
-    folder = Path(spec.folder)
-    if measurement_path(folder).exists():
-        late = [
-            f"rank {rank} ended with {exit_name(code)} after the result was complete"
-            for rank, code in codes.items()
-            if code
-        ]
-        hung = [
-            f"rank {rank} did not exit after the result was complete" for rank, code in codes.items() if code is None
-        ]
-        return Outcome("ok", measurement=Measurement.read(measurement_path(folder)), warnings=(*late, *hung))
-    accounts = [account for rank in codes if (account := RankError.read(error_path(folder, rank)))]
-    accounts.sort(key=lambda account: account.nanoseconds)
-    signalled = [(rank, code) for rank, code in codes.items() if code is not None and code < 0]
-    own = [account for account in accounts if account.kind != "collective"]
-    if own:
-        first = own[0]
-        status = first.kind if first.kind in ("oom", "unsupported") else "crashed"
-        reason = str(first) if status == "unsupported" else f"rank {first.rank} in {first.phase}: {first}"
-        return Outcome(status, first.message if status == "unsupported" else reason, codes.get(first.rank))
-    if signalled:
-        rank, code = signalled[0]
-        beat = _beat_of(folder, rank)
-        hint = ", which is how the kernel ends a process when memory runs out" if code == -signal.SIGKILL else ""
-        return Outcome("crashed", f"rank {rank} was ended by {exit_name(code)}{hint} ({beat})", code)
-    early = [rank for rank, code in codes.items() if code == 0 and not _arrived(folder, rank)]
-    if early:
-        beat = _beat_of(folder, early[0])
-        return Outcome("crashed", f"rank {early[0]} exited with code 0 before the run was complete ({beat})", 0)
-    if accounts:
-        first = accounts[0]
-        return Outcome("crashed", f"rank {first.rank} in {first.phase}: {first}", codes.get(first.rank))
-    failed = next(((rank, code) for rank, code in codes.items() if code), (0, None))
-    return Outcome("crashed", f"rank {failed[0]} ended with {exit_name(failed[1])} and left no account", failed[1])
-
-
-def _beat_of(folder: Path, rank: int) -> str:
-    beats = heartbeat.read(heartbeat_path(folder))
-    return str(beats[rank]) if rank < len(beats) else "never seen"
-
-
-def _arrived(folder: Path, rank: int) -> bool:
-    beats = heartbeat.read(heartbeat_path(folder))
-    return rank < len(beats) and beats[rank].phase in ("close", "done")
-
-
-def timeout_reason(beats: list[Beat], seconds: float) -> str:
-    """Which ranks had not come as far as the others when the deadline passed, from the suite's own heartbeat."""
-    where = [(heartbeat.PHASES.index(beat.phase), beat.step) for beat in beats]
-    reason = f"no result after {seconds:g} s"
-    if not beats:
-        return reason
-    furthest = max(where)
-    behind = [beat for beat, place in zip(beats, where, strict=True) if place < furthest]
-    now = time.perf_counter_ns()
-    named = behind or beats
-    seen = "; ".join(
-        f"{beat}, last seen {beat.seconds_ago(now):.0f} s ago" if beat.nanoseconds else f"rank {beat.rank} never seen"
-        for beat in named
-    )
-    return f"{reason}; {'behind the others: ' if behind else ''}{seen}"
-
-
-def exit_name(code: int | None) -> str:
-    """`exit code 3`, or the name of the signal."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _kill_signal() -> signal.Signals:
-    return signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM
-
-
-def _current_handlers() -> dict[int, Any]:
-    """torch's launcher puts its own handlers in place of the command's; they are put back right after."""
-    numbers = (getattr(signal, name, None) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"))
-    return {int(number): signal.getsignal(number) for number in numbers if number is not None}
-
-
-def _restore_handlers(handlers: dict[int, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+def _end(context: Any) -> None:
+    """End every rank, and what a rank started and left behind in its session."""
+    sessions = set(context.pids().values())
+    context.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, timeout=KILL_SECONDS)
+    if not hasattr(os, "getsid"):
+        return
+    for process in psutil.process_iter():
+        try:
+            # The number of an ended rank may be another session's by now: the variable tells them apart.
+            if os.getsid(process.pid) in sessions and SPAWN_VARIABLE in process.environ():
+                process.kill()
+        except (psutil.Error, OSError):
+            continue

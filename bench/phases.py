@@ -196,7 +196,7 @@ def _scalars(losses: list[Tensor | None]) -> list[float]:
         if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
             shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
             raise TypeError(
-                f"forward_backward() returned a {type(loss).__name__}{shape}; a tensor of one value or None is asked for"
+                f"forward_backward() returned a {type(loss).__name__}{shape}; a tensor of one value, or None, is due"
             )
     return [float(loss) for loss in losses if loss is not None]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import faulthandler
 import os
 import signal
 import sys
@@ -10,11 +12,18 @@ import time
 import traceback
 from pathlib import Path
 
-from bench.spec import RankError, RunSpec, error_path
+from bench.spec import RankError, RunSpec, error_path, stack_path
 
 _PR_SET_PDEATHSIG = 1
 _COLLECTIVE_MARKS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl", "socket")
-_OOM_MARKS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+_OOM_MARKS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",
+)
+_LONGEST_MESSAGE = 600
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -30,12 +39,21 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def show_stack_when_asked(folder: Path, rank: int) -> None:
+    """Write this rank's Python stack to its log at SIGUSR1, even while it waits or computes in C."""
+    if hasattr(faulthandler, "register"):
+        # faulthandler keeps the file open from here on.
+        faulthandler.register(signal.SIGUSR1, file=stack_path(folder, rank).open("w"), all_threads=False)
+
+
 def classify(error: BaseException) -> str:
     """Which kind of failure this is: unsupported, oom, collective (a peer's failure seen from here) or error."""
-    name, message = type(error).__name__, str(error).lower()
+    name, message = type(error).__name__, _text(error).lower()
     if name == "Unsupported":
         return "unsupported"
     if isinstance(error, MemoryError) or "OutOfMemory" in name:
+        return "oom"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom"
     if isinstance(error, RuntimeError) and any(mark in message for mark in _OOM_MARKS):
         return "oom"
@@ -44,21 +62,35 @@ def classify(error: BaseException) -> str:
     return "error"
 
 
+def _text(error: BaseException) -> str:
+    """The message; a plug-in's exception may fail to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message could not be made)"
+
+
 def describe(error: BaseException, kind: str, spec: RunSpec, rank: int) -> str:
-    """The message for the row; for oom with the batch and the device that did not hold it."""
-    message = " ".join(str(error).split())
+    """The message for the row: one line, not too long; for oom with the batch and the device that did not hold it."""
+    message = " ".join(_text(error).split()).encode("utf-8", "replace").decode("utf-8")
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]}... (whole in the log)"
     if kind != "oom":
         return message
     batch = spec.batch_global // spec.replicas
-    return f"{batch} samples a replica did not fit on {spec.device_kind} of rank {rank}: {message}"
+    return f"{batch} samples a replica did not fit on {device_of(spec, rank)} of rank {rank}: {message}"
+
+
+def device_of(spec: RunSpec, rank: int) -> str:
+    """`cpu`, `cuda:1`, or `cuda:2 and cuda:3` for a process of two devices."""
+    if spec.device_kind == "cpu":
+        return "cpu"
+    first = int(os.environ.get("LOCAL_RANK", rank)) * spec.devices_per_process
+    return " and ".join(f"{spec.device_kind}:{first + index}" for index in range(spec.devices_per_process))
 
 
 def report_failure(error: BaseException, spec: RunSpec, rank: int, phase: str) -> None:
-    """Write the traceback to the log and the account to the run's folder."""
-    nanoseconds = time.perf_counter_ns()
-    traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """Write the account to the run's folder and the traceback to the log."""
     kind = classify(error)
     account = RankError(
         rank=rank,
@@ -66,6 +98,10 @@ def report_failure(error: BaseException, spec: RunSpec, rank: int, phase: str) -
         phase=phase,
         type=type(error).__name__,
         message=describe(error, kind, spec, rank),
-        nanoseconds=nanoseconds,
+        nanoseconds=time.perf_counter_ns(),
     )
+    # The account first: a log that cannot be written must not cost it.
     account.write(error_path(Path(spec.folder), rank))
+    traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()

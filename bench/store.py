@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from bench.columns import RUN_COLUMNS, STEP_COLUMNS
-from bench.csvfile import Row, append_rows, check_header, write_text_atomically
+from bench.csvfile import Row, append_rows, check_header, read_rows, write_text_atomically
 from bench.errors import UserError
 
 RUNNING = "running.json"
@@ -23,14 +24,18 @@ WORKER_MODULE = "bench.worker"
 
 
 class Store:
-    """Appends to a campaign's files. Raises UserError on opening when the folder cannot be written or is in use."""
+    """Appends to a campaign's files. Raises UserError on opening when the folder cannot be written or is in use.
 
-    def __init__(self, folder: Path) -> None:
+    `private` are words that must not reach a file, such as the user's name; `scrub` takes them out of a text.
+    """
+
+    def __init__(self, folder: Path, *, private: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._private = [re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])", re.IGNORECASE) for word in private]
         try:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
             probe = folder / f".write-{os.getpid()}"
-            probe.touch()
+            probe.write_bytes(b"probe")
             probe.unlink()
         except OSError as error:
             raise UserError(f"could not write to {folder}: {error.strerror or error}; choose another --out") from None
@@ -39,6 +44,8 @@ class Store:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UserError(f"another campaign is writing to {folder}; wait for it or choose another --out") from None
+        except (OSError, NotImplementedError) as error:
+            raise UserError(f"could not lock {folder}: {error}; choose an --out on a disk that has locks") from None
 
     @property
     def runs(self) -> Path:
@@ -47,6 +54,15 @@ class Store:
     @property
     def steps(self) -> Path:
         return self.folder / "steps.csv"
+
+    def scrub(self, text: str) -> str:
+        """The text without the user's home folder and without the private words; unchanged where there are none."""
+        if not self._private:
+            return text
+        text = text.replace(str(Path.home()), "~")
+        for word in self._private:
+            text = word.sub("(left out)", text)
+        return text
 
     def check(self) -> None:
         """Raise UserError now, not after an hour, where a file here has another header."""
@@ -59,29 +75,69 @@ class Store:
         steps = list(steps)
         if steps:
             append_rows(self.steps, STEP_COLUMNS, steps)
-        append_rows(self.runs, RUN_COLUMNS, runs)
+        append_rows(self.runs, RUN_COLUMNS, [self._scrubbed(row) for row in runs])
 
-    def set_aside_half_lines(self) -> list[str]:
-        """Cut a half-written last line off each file, keep it beside, and say so. Returns the messages."""
+    def _scrubbed(self, row: Row) -> Row:
+        texts = {name: self.scrub(row[name]) for name in ("reason", "warnings", "details") if row.get(name)}
+        return {**row, **texts}
+
+    def tidy(self) -> list[str]:
+        """Set aside what a campaign that was cut off left half written, and say so. Returns the messages."""
+        return [*self._set_aside_half_lines(), *self._set_aside_steps_without_a_run()]
+
+    def _set_aside_half_lines(self) -> list[str]:
+        """Cut a half-written last line off each file and keep it beside; a file without a whole line goes."""
         messages = []
         for path in (self.runs, self.steps):
             if not path.exists():
                 continue
             data = path.read_bytes()
-            if not data or data.endswith(b"\n"):
-                continue
             end = data.rfind(b"\n") + 1
-            aside = path.with_name(f"{path.name}.half-line-{datetime.now(UTC):%Y%m%dT%H%M%S}")
-            aside.write_bytes(data[end:])
-            with path.open("r+b") as file:
-                file.truncate(end)
-            if end == 0:
+            if data and end == len(data):
+                continue
+            aside = self._aside(path, "half-line", data[end:]) if data else None
+            if end:
+                with path.open("r+b") as file:
+                    file.truncate(end)
+            else:
                 path.unlink()
-            messages.append(f"{path.name}: the last line was half written; it is kept in {aside.name}")
+            kept = f"the last line was half written; it is kept in {aside.name}" if aside else "the file was empty"
+            messages.append(f"{path.name}: {kept}")
         return messages
 
+    def _set_aside_steps_without_a_run(self) -> list[str]:
+        """Steps are written before their run's row; a campaign that ended between the two measures that run again."""
+        if not self.steps.exists():
+            return []
+        check_header(self.steps, STEP_COLUMNS)
+        known = {row["run_id"] for row in read_rows(self.runs, RUN_COLUMNS)} if self.runs.exists() else set()
+        header, *lines = self.steps.read_bytes().splitlines(keepends=True)
+        orphans = [line for line in lines if line.strip() and line.split(b",", 1)[0].decode("utf-8") not in known]
+        if not orphans:
+            return []
+        aside = self._aside(self.steps, "without-run", b"".join(orphans))
+        lost = set(orphans)
+        write_text_atomically(
+            self.steps, b"".join([header, *(line for line in lines if line not in lost)]).decode("utf-8")
+        )
+        return [f"steps.csv: {len(orphans)} step(s) of a run that has no row; they are kept in {aside.name}"]
+
+    def _aside(self, path: Path, what: str, data: bytes) -> Path:
+        """Keep `data` in a new file beside `path`."""
+        stem = f"{path.name}.{what}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        aside = next(p for n in range(1, 1000) if not (p := path.with_name(f"{stem}-{n}" if n > 1 else stem)).exists())
+        aside.write_bytes(data)
+        return aside
+
     def note_running(self, run_id: str, pids: list[int]) -> None:
-        write_text_atomically(self.folder / RUNNING, json.dumps({"run_id": run_id, "pids": pids}) + "\n")
+        """Leave a record of the ranks for whoever resumes. Raises UserError when the disk refuses it."""
+        path = self.folder / RUNNING
+        try:
+            write_text_atomically(path, json.dumps({"run_id": run_id, "pids": pids}) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"could not write {path}: {error.strerror or error}; what was measured before is kept"
+            ) from None
 
     def note_idle(self) -> None:
         (self.folder / RUNNING).unlink(missing_ok=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import io
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,9 @@ class Registry:
         ]
         files = [entry for path in strategy_files for entry in _file_entries(path)]
         for entry in (*BUILT_IN, *plugins, *files):
+            if entry.broken and entry.name in entries:
+                # Its name is only the file's: it clashes with nothing that a strategy was called.
+                entry = replace(entry, name=Path(entry.module).name)
             if entry.name in entries:
                 first = entries[entry.name]
                 raise RegistryError(
@@ -86,7 +90,8 @@ class Registry:
     def find(self, name: str) -> Entry:
         """The entry of that name. Raises RegistryError listing the known ones."""
         if name not in self.entries:
-            raise RegistryError(f"unknown strategy {name!r}; known are {', '.join(self.entries)}")
+            broken = "".join(f"; {entry.module}: {entry.broken}" for entry in self.entries.values() if entry.broken)
+            raise RegistryError(f"unknown strategy {name!r}; known are {', '.join(self.entries)}{broken}")
         return self.entries[name]
 
     def load(self, name: str) -> type[Strategy]:
@@ -117,9 +122,9 @@ def _file_entries(path: Path) -> list[Entry]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=place)
     except SyntaxError as error:
-        return [_with_reason(broken, f"SyntaxError: {error.msg} (line {error.lineno})")]
+        return [replace(broken, broken=f"SyntaxError: {error.msg} (line {error.lineno})")]
     except (OSError, ValueError) as error:
-        return [_with_reason(broken, f"{type(error).__name__}: {error}")]
+        return [replace(broken, broken=f"{type(error).__name__}: {error}")]
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         named = any(isinstance(target, ast.Name) and target.id == FILE_TABLE for target in targets)
@@ -127,15 +132,12 @@ def _file_entries(path: Path) -> list[Entry]:
         if named and isinstance(value, ast.Dict):
             keys = [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
             return [Entry(key, place, key, f"strategy file {path.name}", is_file=True) for key in keys]
-    return [_with_reason(broken, f"defines no {FILE_TABLE} = {{'name': StrategyClass}}")]
-
-
-def _with_reason(entry: Entry, reason: str) -> Entry:
-    return Entry(entry.name, entry.module, entry.attribute, entry.description, entry.is_file, reason)
+    return [replace(broken, broken=f"defines no {FILE_TABLE} = {{'name': StrategyClass}}")]
 
 
 def _import_file(path: Path) -> object:
-    name = f"strategy_file_{path.stem}"
+    # Two files may have one name in two folders.
+    name = f"strategy_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

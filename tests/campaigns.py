@@ -1,0 +1,183 @@
+"""Real campaigns of the toy workload in real processes: started, awaited, ended, and looked at."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TOY = ("--workload", "toy", "--dataset", "synthetic", "--batch", "16", "--steps", "3", "--warmup-steps", "1")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bench", "run", *arguments]
+
+
+def toy(out: Path, *arguments: str, strategies: Sequence[str] = ("single", "ddp"), devices: str = "2") -> list[str]:
+    """The command of a small campaign into `out`; every option can be given again in `arguments`."""
+    basis = ("smoke", "--strategies", ",".join(strategies), "--devices", devices, *TOY, "--timeout", "90", "--quiet")
+    return command(*basis, "--out", str(out), *arguments)
+
+
+def run(
+    arguments: Sequence[str], *, timeout: float = 240, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def start(arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+    """Start in the background. SIGINT works whatever the shell that runs the tests did with it."""
+    return subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def rows(folder: Path, name: str = "runs.csv") -> list[dict[str, str]]:
+    path = folder / name
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def by_strategy(folder: Path) -> dict[str, dict[str, str]]:
+    """The rows by strategy; every strategy has exactly one."""
+    found = rows(folder)
+    table = {row["strategy"]: row for row in found}
+    assert len(table) == len(found), "a strategy has more than one row"
+    return table
+
+
+def log(folder: Path, strategy: str, rank: int) -> str:
+    """What a rank of that strategy's run wrote to stderr."""
+    return "".join(path.read_text() for path in folder.glob(f"logs/b00-{strategy}-*/rank{rank}.stderr.log"))
+
+
+def await_true(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    """The condition's value once it is true. Fails the test when that takes longer."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    """Ranks of a campaign in that folder that are alive."""
+    place = str(folder.resolve()) + os.sep
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if "bench.worker" in words and any(word.startswith(place) for word in words):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def await_ranks(folder: Path, run: str = "*", *, number: int = 2, phase: str = "") -> list[psutil.Process]:
+    """The ranks of the run in progress, once all are there and, where asked, one of them has come to that phase."""
+    from bench import heartbeat
+
+    def there() -> list[psutil.Process]:
+        found = workers(folder)
+        if len(found) != number:
+            return []
+        beats = [beat for path in folder.glob(f"logs/{run}/heartbeat") for beat in heartbeat.read(path)]
+        return found if not phase or any(beat.phase == phase for beat in beats) else []
+
+    return await_true(there, seconds=60, what=f"{number} ranks{f' in {phase}' if phase else ''}")
+
+
+def assert_none_left(folder: Path, *, seconds: float = 10) -> None:
+    await_true(lambda: not workers(folder), seconds=seconds, what=f"ranks of {folder} still alive")
+
+
+def spec(folder: Path, data: Mapping[str, Any], **changes: Any) -> Any:
+    """A complete RunSpec of two DDP ranks on the CPU over the arrays of `data`."""
+    import dataclasses
+
+    from bench.spec import RunSpec
+
+    values = {
+        "run_id": folder.name,
+        "folder": str(folder),
+        "store": str(folder / "rendezvous"),
+        "parent_pid": os.getpid(),
+        "strategy": "ddp",
+        "strategy_files": (),
+        "processes": 2,
+        "devices_per_process": 1,
+        "replicas": 2,
+        "device_kind": "cpu",
+        "backend": "gloo",
+        "threads_per_device": 1,
+        "workload": "toy",
+        "data_pipeline": "resident",
+        "loader_workers": 0,
+        "synthetic": False,
+        "precision": "fp32",
+        "memory_format": "contiguous",
+        "compile": "off",
+        "options": {},
+        "batch_global": 16,
+        "accumulate": 1,
+        "seed": 0,
+        "warmup_steps": 1,
+        "steps": 3,
+        "epochs": 1,
+        "whole_epoch": False,
+        "breakdown": False,
+        "timeout_seconds": 90.0,
+        **{name: str(path) for name, path in data.items()},
+        **changes,
+    }
+    known = {field.name for field in dataclasses.fields(RunSpec)}
+    return RunSpec(**{name: value for name, value in values.items() if name in known})
+
+
+def save_arrays(folder: Path, *, workload: str = "toy") -> dict[str, Path]:
+    """Small arrays as a workload stores them."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+
+    def inputs(count: int) -> Any:
+        if workload == "toy":
+            return random.standard_normal((count, 10), dtype=np.float32)
+        return random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+
+    def targets(count: int) -> Any:
+        if workload == "toy":
+            return random.standard_normal((count, 5), dtype=np.float32)
+        return random.integers(0, 10, count, dtype=np.int64)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for part, count in (("train", 64), ("test", 32)):
+        for what, make in (("inputs", inputs), ("targets", targets)):
+            made[f"{part}_{what}"] = folder / f"{part}_{what}.npy"
+            np.save(made[f"{part}_{what}"], make(count))
+    return made

@@ -1,0 +1,164 @@
+"""Campaigns that are ended from outside: signals to the parent, in real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from campaigns import assert_none_left, await_ranks, await_true, rows, run, start, toy, workers
+from fault_strategies import Fault, write_table
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    assert workers(tmp_path_factory.getbasetemp()) == []
+
+
+def hanging(folder: Path, *others: str) -> list[str]:
+    """A campaign whose last run hangs; seed 0 puts ddp before it."""
+    table = write_table(folder / "faults.py", {"hanging": Fault("hang", 1, "first_step")})
+    return toy(folder / "out", "--strategy-file", str(table), strategies=[*others, "hanging"])
+
+
+def await_hang(out: Path) -> None:
+    await_ranks(out, "b00-hanging-*", phase="warmup")
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and what it said on stderr."""
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    ("signals", "others"),
+    [
+        ((signal.SIGINT,), ["ddp"]),
+        ((signal.SIGINT, signal.SIGINT), []),
+        ((signal.SIGTERM,), []),
+        ((signal.SIGHUP,), []),
+    ],
+    ids=["SIGINT", "SIGINT-twice", "SIGTERM", "SIGHUP"],
+)
+def test_a_campaign_that_is_ended_leaves_its_rows_and_no_rank(
+    tmp_path: Path, signals: tuple[signal.Signals, ...], others: list[str]
+) -> None:
+    out = tmp_path / "out"
+    process = start(hanging(tmp_path, *others))
+    await_hang(out)
+    for one in signals:
+        process.send_signal(one)
+    assert_none_left(out, seconds=10)
+    code, errors = end(process)
+    assert code == 130, errors
+    assert "Traceback" not in errors
+    assert [(row["strategy"], row["status"], row["reason"]) for row in rows(out)] == [
+        *((name, "ok", "") for name in others),
+        ("hanging", "interrupted", f"ended by {signals[0].name}"),
+    ]
+    assert not (out / "running.json").exists()
+    assert json.loads((out / "stop.json").read_text()) == {"stop_reason": f"interrupted by {signals[0].name}"}
+
+
+def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(hanging(tmp_path, "ddp"))
+    await_hang(out)
+    process.send_signal(signal.SIGKILL)
+    code, _ = end(process)
+    assert code == -signal.SIGKILL
+    assert_none_left(out, seconds=10)
+    before = rows(out)
+    assert [(row["strategy"], row["status"]) for row in before] == [("ddp", "ok")]
+    assert json.loads((out / "running.json").read_text())["run_id"].startswith("b00-hanging-")
+    # What a kill in the middle of an append leaves: half a row, and steps whose run has no row.
+    with (out / "runs.csv").open("a") as file:
+        file.write("1,out,b00-hang")
+    with (out / "steps.csv").open("a") as file:
+        file.write("b00-hanging-2d-fp32-strong-g16,0,1,0,0.5,0.0\n")
+    # The user mends the strategy and goes on.
+    write_table(tmp_path / "faults.py", {"hanging": Fault("none")})
+    done = run([*RUN, "--resume", str(out)])
+    assert done.returncode == 0, done.stderr
+    assert "runs.csv: the last line was half written; it is kept in runs.csv.half-line-" in done.stderr
+    assert "steps.csv: 1 step(s) of a run that has no row; they are kept in steps.csv.without-run-" in done.stderr
+    assert [path.read_text() for path in out.glob("runs.csv.half-line-*")] == ["1,out,b00-hang"]
+    after = rows(out)
+    assert after[0] == before[0]
+    assert [(row["strategy"], row["status"], row["attempt"]) for row in after] == [
+        ("ddp", "ok", "1"),
+        ("hanging", "ok", "1"),
+    ]
+    steps = rows(out, "steps.csv")
+    places = [(row["run_id"], row["rank"], row["epoch"], row["step"]) for row in steps]
+    assert len(places) == len(set(places)) == 2 * 2 * 3
+    assert not (out / "running.json").exists()
+    _resumes_only_what_is_the_same(out)
+
+
+def _resumes_only_what_is_the_same(out: Path) -> None:
+    """A complete campaign measures nothing again, and refuses what would mix two campaigns."""
+    rows_before = (out / "runs.csv").read_bytes()
+    environment = (out / "environment.json").read_text()
+    done = run([*RUN, "--resume", str(out), "--steps", "2"])
+    assert (done.returncode, "was begun with another matrix" in done.stderr) == (2, True), done.stderr
+    facts = json.loads(environment)
+    facts["identity"]["cpu"] = "Another CPU"
+    facts["identity"]["torch"] = "1.0"
+    (out / "environment.json").write_text(json.dumps(facts))
+    done = run([*RUN, "--resume", str(out)])
+    assert done.returncode == 2
+    assert "was measured under other conditions (cpu: Another CPU -> " in done.stderr
+    assert "torch: 1.0 -> " in done.stderr
+    assert (out / "runs.csv").read_bytes() == rows_before
+    done = run([*RUN, "--resume", str(out), "--force"])
+    assert done.returncode == 0, done.stderr
+    assert "resumed although this differs: cpu: Another CPU -> " in done.stderr
+    assert (out / "runs.csv").read_bytes() == rows_before
+
+
+RUN = toy(Path())[:4]
+
+
+def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(hanging(tmp_path))
+    try:
+        await_hang(out)
+        done = run(toy(out), timeout=60)
+        assert done.returncode == 2
+        assert f"another campaign is writing to {out}" in done.stderr
+        assert len(workers(out)) == 2
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code, _ = end(process)
+    assert code == 130
+
+
+def test_an_interruption_before_the_first_run_is_quiet(tmp_path: Path) -> None:
+    """While strategies are being planned no run has begun: the answer is the exit code and no traceback."""
+    slow = tmp_path / "slow.py"
+    mark = tmp_path / "planning"
+    slow.write_text(
+        "import pathlib, time\n"
+        "from strategies.ddp import DDP\n"
+        "class Slow(DDP):\n"
+        "    def plan(self, devices, device_type):\n"
+        f"        pathlib.Path({str(mark)!r}).touch()\n"
+        "        time.sleep(60)\n"
+        "STRATEGIES = {'slow': Slow}\n"
+    )
+    process = start(toy(tmp_path / "out", "--strategy-file", str(slow), strategies=["slow"]))
+    await_true(mark.exists, seconds=60, what="the plan of the slow strategy")
+    process.send_signal(signal.SIGINT)
+    code, errors = end(process)
+    assert (code, "Traceback" in errors) == (130, False), errors
+    assert rows(tmp_path / "out") == []

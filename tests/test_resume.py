@@ -1,0 +1,163 @@
+"""What a resumed campaign takes as done, and what it refuses to mix. The real campaigns are in test_faults_outside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.columns import RUN_COLUMNS
+from bench.csvfile import write_rows
+from bench.errors import UserError
+from bench.planning import Cell
+from bench.prepare import Request, _as_begun
+from bench.resume import Done, check_same_environment
+
+CELL = Cell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 5),), 1, batch_global=16)
+
+
+def row_of(cell: Cell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
+    return {
+        "strategy": cell.strategy,
+        "devices": cell.devices,
+        "scaling": cell.scaling,
+        "precision": cell.precision,
+        "memory_format": cell.memory_format,
+        "compile": cell.compile,
+        "variant": cell.variant,
+        "role": cell.role,
+        "batch_global": cell.batch_global,
+        "accumulate": cell.accumulate,
+        "data_pipeline": cell.data_pipeline,
+        "block": block,
+        "status": status,
+        "attempt": attempt,
+    }
+
+
+def done(folder: Path, *rows: dict[str, object]) -> Done:
+    write_rows(folder / "runs.csv", RUN_COLUMNS, rows)
+    return Done(folder / "runs.csv")
+
+
+@pytest.mark.parametrize("status", ["ok", "unsupported", "invalid", "oom", "timeout", "crashed"])
+def test_every_run_with_an_end_of_its_own_is_finished(tmp_path: Path, status: str) -> None:
+    found = done(tmp_path, row_of(CELL, block=1, status=status))
+    assert found.finished(CELL, 1)
+    assert not found.finished(CELL, 0)
+    assert not found.finished(CELL, 2)
+
+
+def test_an_interrupted_run_is_missing_and_its_next_attempt_is_counted(tmp_path: Path) -> None:
+    found = done(tmp_path, row_of(CELL, block=0, status="interrupted"))
+    assert not found.finished(CELL, 0)
+    assert (found.next_attempt(CELL, 0), found.next_attempt(CELL, 1)) == (2, 1)
+    found = done(
+        tmp_path,
+        row_of(CELL, block=0, status="interrupted"),
+        row_of(CELL, block=0, status="interrupted", attempt=2),
+        row_of(CELL, block=0, status="ok", attempt=3),
+    )
+    assert found.finished(CELL, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "single"},
+        {"devices": 1},
+        {"scaling": "weak"},
+        {"precision": "amp-bf16"},
+        {"memory_format": "channels_last"},
+        {"compile": "default"},
+        {"options": (("bucket_cap_mb", 6),)},
+        {"accumulate": 2},
+        {"role": "control"},
+        {"batch_global": 32},
+        {"data_pipeline": "loader"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_cell_is_not_finished(tmp_path: Path, changes: dict[str, object]) -> None:
+    found = done(tmp_path, row_of(CELL, block=0, status="ok"))
+    assert found.finished(CELL, 0)
+    assert not found.finished(replace(CELL, **changes), 0)
+
+
+def test_nothing_is_finished_without_a_file(tmp_path: Path) -> None:
+    found = Done(tmp_path / "runs.csv")
+    assert found.rows == []
+    assert not found.finished(CELL, 0)
+    assert found.next_attempt(CELL, 0) == 1
+
+
+# -- the same machine, version and options -----------------------------------------------------------------------------
+
+FACTS = {"identity": {"cpu": "A", "torch": "2.14"}, "volatile": {"git_commit": "abc"}}
+
+
+def recorded(folder: Path, **identity: str) -> Path:
+    facts = {**FACTS, "identity": {**FACTS["identity"], **identity}}
+    (folder / "environment.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_the_same_environment_goes_on(tmp_path: Path) -> None:
+    assert check_same_environment(recorded(tmp_path), FACTS, force=False) == []
+
+
+def test_another_machine_is_refused_unless_forced(tmp_path: Path) -> None:
+    recorded(tmp_path, cpu="B")
+    with pytest.raises(UserError, match=r"other conditions \(cpu: B -> A\).*--force"):
+        check_same_environment(tmp_path, FACTS, force=False)
+    assert check_same_environment(tmp_path, FACTS, force=True) == ["cpu: B -> A"]
+
+
+def test_another_commit_of_the_suite_is_refused(tmp_path: Path) -> None:
+    newer = {**FACTS, "volatile": {"git_commit": "def"}}
+    with pytest.raises(UserError, match="commit of the suite: abc -> def"):
+        check_same_environment(recorded(tmp_path), newer, force=False)
+
+
+@pytest.mark.parametrize("text", [None, "{", ""])
+def test_a_folder_without_its_facts_cannot_be_judged(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "environment.json").write_text(text)
+    with pytest.raises(UserError, match=r"could not read .*environment\.json"):
+        check_same_environment(tmp_path, FACTS, force=False)
+
+
+BEGUN = {
+    "strategy_files": ["/s/mine.py"],
+    "checkpoint": "/c",
+    "initial_state": "/i.pt",
+    "command": "bench run first",
+    "anonymous": True,
+}
+
+
+def test_a_resumed_campaign_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
+    request = _as_begun(Request(resume=tmp_path, command="bench run --resume"), BEGUN)
+    assert request.strategy_files == (Path("/s/mine.py"),)
+    assert (request.checkpoint, request.initial_state) == (Path("/c"), Path("/i.pt"))
+    assert (request.command, request.anonymous) == ("bench run first", True)
+    other = Request(resume=tmp_path, checkpoint=Path("/d"), strategy_files=(Path("/t.py"),))
+    assert _as_begun(other, BEGUN).checkpoint == Path("/d")
+    assert _as_begun(other, BEGUN).strategy_files == (Path("/t.py"),)
+
+
+def test_another_initial_state_is_refused_unless_forced(tmp_path: Path) -> None:
+    asked = Request(resume=tmp_path, initial_state=Path("/j.pt"))
+    with pytest.raises(UserError, match=r"was begun with --init-from /i\.pt"):
+        _as_begun(asked, BEGUN)
+    with pytest.raises(UserError, match="was begun with no --init-from"):
+        _as_begun(asked, {})
+    assert _as_begun(replace(asked, force=True), BEGUN).initial_state == Path("/j.pt")
+    assert _as_begun(replace(asked, initial_state=Path("/i.pt")), BEGUN).initial_state == Path("/i.pt")
+
+
+def test_a_new_campaign_takes_nothing_over() -> None:
+    request = Request(command="bench run")
+    assert _as_begun(request, BEGUN) is request

@@ -1,0 +1,300 @@
+"""The results files of a campaign: one writer, whole lines, nothing lost when the disk or a person interferes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from campaigns import TOY, command, rows, run, toy
+from fault_strategies import Fault, write_table
+
+from bench.columns import RUN_COLUMNS, STEP_COLUMNS, names
+from bench.csvfile import append_rows, encode_header, encode_rows, read_rows
+from bench.errors import UserError
+from bench.store import RUNNING, Store, new_folder
+
+
+def a_run(run_id: str, **values: object) -> dict[str, object]:
+    return {"schema_version": 1, "run_id": run_id, "strategy": "ddp", "block": 0, "status": "ok"} | values
+
+
+def a_step(run_id: str, step: int) -> dict[str, object]:
+    return {"run_id": run_id, "rank": 0, "epoch": 1, "step": step, "seconds": 0.5, "data_wait_seconds": 0.0}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "campaign")
+    yield made
+    made.close()
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """The kernel takes no byte beyond that size, and takes the part before it: as a disk that becomes full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# -- a disk that refuses ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 1, 40])
+def test_a_full_disk_leaves_the_earlier_rows_as_they_were(store: Store, room: int) -> None:
+    store.add([a_run("one")], [a_step("one", 0)])
+    before = store.runs.read_bytes()
+    with file_size_limit(len(before) + room), pytest.raises(UserError) as caught:
+        store.add([a_run("two")], [])
+    assert str(caught.value).startswith(f"could not write {store.runs}: ")
+    assert str(caught.value).endswith("; what was measured before is kept")
+    assert store.runs.read_bytes() == before
+    store.add([a_run("two")], [])
+    assert [row["run_id"] for row in read_rows(store.runs, RUN_COLUMNS)] == ["one", "two"]
+
+
+def test_a_disk_that_takes_the_row_but_does_not_keep_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add([a_run("one")], [])
+    before = store.runs.read_bytes()
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(UserError, match="No space left on device; what was measured before is kept"):
+        store.add([a_run("two")], [])
+    assert store.runs.read_bytes() == before
+
+
+def test_a_disk_that_refuses_the_note_of_what_runs(store: Store) -> None:
+    with file_size_limit(3), pytest.raises(UserError, match=r"could not write .*running\.json"):
+        store.note_running("b00-ddp", [1, 2])
+    assert sorted(path.name for path in store.folder.iterdir()) == [".lock", "logs"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: an administrator may write everywhere."""
+
+    def refuse(self: Path, data: bytes) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(UserError, match=r"could not write to .*: Permission denied; choose another --out"):
+        Store(tmp_path / "campaign")
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "campaign").write_text("")
+    with pytest.raises(UserError, match=r"could not write to .*campaign: .*; choose another --out"):
+        Store(tmp_path / "campaign")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounting needs an administrator")
+def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("this system mounts no tmpfs")
+    try:
+        fault = Fault("fill_disk", 0, "first_step", mark=str(disk / "filler"))
+        table = write_table(tmp_path / "faults.py", {"zfill": fault})
+        done = run(toy(disk / "out", "--strategy-file", str(table), strategies=["ddp", "zfill"]))
+        assert done.returncode == 2, done.stderr
+        assert re.search(r"could not write .*: No space left on device; what was measured before is kept", done.stderr)
+        assert "Traceback" not in done.stderr
+        first, *others = read_rows(disk / "out" / "runs.csv", RUN_COLUMNS)
+        assert (first["strategy"], first["status"]) == ("ddp", "ok")
+        # The last page of a file may have room for one row more.
+        assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
+        assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# -- files that a person or another version changed --------------------------------------------------------------------
+
+
+def test_two_writers_of_one_folder(store: Store) -> None:
+    with pytest.raises(UserError, match=r"another campaign is writing to .*; wait for it or choose another --out"):
+        # The lock is another process's business: another object in this one stands for it.
+        Store(store.folder)
+
+
+def test_columns_added_by_hand_are_read_over_and_not_appended_to(store: Store) -> None:
+    header, *rest = (encode_header(RUN_COLUMNS) + encode_rows(RUN_COLUMNS, [a_run("one")])).splitlines()
+    store.runs.write_text("\n".join([header + ",note", *(line + ",mine" for line in rest)]) + "\n")
+    assert [row["run_id"] for row in read_rows(store.runs, RUN_COLUMNS)] == ["one"]
+    before = store.runs.read_bytes()
+    with pytest.raises(UserError, match="unknown note"):
+        store.check()
+    with pytest.raises(UserError, match="unknown note"):
+        append_rows(store.runs, RUN_COLUMNS, [a_run("two")])
+    assert store.runs.read_bytes() == before
+
+
+def test_the_header_of_another_schema(store: Store) -> None:
+    others = [name for name in names(RUN_COLUMNS) if name != "gate"] + ["verdict"]
+    store.runs.write_text(",".join(others) + "\n")
+    with pytest.raises(UserError, match=r"runs\.csv has another header .*missing gate; unknown verdict.*--out"):
+        store.check()
+    with pytest.raises(UserError, match="lacks the columns gate"):
+        read_rows(store.runs, RUN_COLUMNS)
+
+
+def test_a_file_saved_with_crlf_goes_on(store: Store) -> None:
+    store.add([a_run("one", reason='a, "b"')], [])
+    store.runs.write_bytes(store.runs.read_bytes().replace(b"\n", b"\r\n"))
+    assert store.tidy() == []
+    store.check()
+    store.add([a_run("two")], [])
+    found = read_rows(store.runs, RUN_COLUMNS)
+    assert [(row["run_id"], row["reason"]) for row in found] == [("one", 'a, "b"'), ("two", "")]
+
+
+def test_an_empty_file(store: Store) -> None:
+    """As left by a crash between making the file and its first line; said, and begun again."""
+    store.runs.touch()
+    with pytest.raises(UserError, match=r"runs\.csv is empty"):
+        read_rows(store.runs, RUN_COLUMNS)
+    assert store.tidy() == ["runs.csv: the file was empty"]
+    store.add([a_run("one")], [])
+    assert len(read_rows(store.runs, RUN_COLUMNS)) == 1
+
+
+# -- what a crash leaves -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 7, 60])
+def test_a_half_written_last_line_is_set_aside(store: Store, cut: int) -> None:
+    store.add([a_run("one"), a_run("two")], [])
+    whole = store.runs.read_bytes()
+    store.runs.write_bytes(whole[:-cut])
+    [message] = store.tidy()
+    [aside] = store.folder.glob("runs.csv.half-line-*")
+    assert message == f"runs.csv: the last line was half written; it is kept in {aside.name}"
+    assert store.runs.read_bytes() + aside.read_bytes() == whole[:-cut]
+    assert [row["run_id"] for row in read_rows(store.runs, RUN_COLUMNS)] == ["one"]
+    assert store.tidy() == []
+
+
+def test_a_half_written_header_is_set_aside(store: Store) -> None:
+    store.runs.write_text("schema_version,campai")
+    [message] = store.tidy()
+    assert message.startswith("runs.csv: the last line was half written")
+    assert not store.runs.exists()
+    store.check()
+
+
+def test_two_half_lines_in_one_second_are_both_kept(store: Store) -> None:
+    for text in ("first", "second"):
+        store.runs.write_text(text)
+        store.tidy()
+    assert {path.read_text() for path in store.folder.glob("runs.csv.half-line-*")} == {"first", "second"}
+
+
+def test_steps_whose_run_has_no_row_are_set_aside(store: Store) -> None:
+    store.add([a_run("one")], [a_step("one", 0), a_step("one", 1)])
+    append_rows(store.steps, STEP_COLUMNS, [a_step("two", 0), a_step("two", 1)])
+    store.add([a_run("three")], [a_step("three", 0)])
+    [message] = store.tidy()
+    assert message.startswith("steps.csv: 2 step(s) of a run that has no row; they are kept in steps.csv.without-run-")
+    assert [(row["run_id"], row["step"]) for row in read_rows(store.steps, STEP_COLUMNS)] == [
+        ("one", 0),
+        ("one", 1),
+        ("three", 0),
+    ]
+    [aside] = store.folder.glob("steps.csv.without-run-*")
+    assert aside.read_text() == encode_rows(STEP_COLUMNS, [a_step("two", 0), a_step("two", 1)])
+    assert store.tidy() == []
+
+
+def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> None:
+    """Numbers are used again: only a worker of this very folder is ended."""
+    wait = "import sys; sys.stdin.read()"
+    here = str(store.folder / "logs" / "b00" / "spec.json")
+    elsewhere = str(tmp_path / "other" / "spec.json")
+    started = [
+        subprocess.Popen([sys.executable, "-c", wait, *words], stdin=subprocess.PIPE)
+        for words in (("bench.worker", here), ("bench.worker", elsewhere), ("something.else", here))
+    ]
+    try:
+        store.note_running("b00", [process.pid for process in started])
+        assert store.end_orphans() == [started[0].pid]
+        assert started[0].wait(10) == -9
+        assert [process.poll() for process in started[1:]] == [None, None]
+        assert not (store.folder / RUNNING).exists()
+        assert store.end_orphans() == []
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert not any(psutil.pid_exists(process.pid) for process in started)
+
+
+def test_a_broken_note_of_what_ran_ends_nobody(store: Store) -> None:
+    (store.folder / RUNNING).write_text('{"pids": [1')
+    assert store.end_orphans() == []
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_the_same_second_are_told_apart(tmp_path: Path) -> None:
+    first = new_folder(tmp_path, host="a b/c", preset="cpu", now=0)
+    assert first == tmp_path / "19700101T000000Z-a-b-c-cpu"
+    first.mkdir()
+    assert new_folder(tmp_path, host="a b/c", preset="cpu", now=0).name == "19700101T000000Z-a-b-c-cpu-2"
+
+
+def test_private_words_reach_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    store = Store(tmp_path / "campaign", private=["alice", "box-7"])
+    try:
+        reason = "in /home/alice/my.py, /data/Alice/x, on BOX-7, alice.txt; not malice, box-70"
+        store.add([a_run("one", reason=reason, warnings="see /home/alice")], [])
+    finally:
+        store.close()
+    [row] = read_rows(store.runs, RUN_COLUMNS)
+    assert row["reason"] == ("in ~/my.py, /data/(left out)/x, on (left out), (left out).txt; not malice, box-70")
+    assert row["warnings"] == "see ~"
+
+
+def test_an_anonymous_campaign_names_neither_host_nor_user(tmp_path: Path) -> None:
+    """In no file of its folder nor the folder's name; what the ranks wrote in logs/ aside."""
+    home = tmp_path / "home" / "alicetester"
+    home.mkdir(parents=True)
+    broken = home / "broken.py"
+    broken.write_text("STRATEGIES = {'broken': 1}\nraise ImportError('in ' + __file__)\n")
+    done = run(
+        command(
+            "smoke", "--strategies", "single,broken", "--devices", "1", *TOY, "--quiet", "--anonymous",
+            "--strategy-file", str(broken),
+        ),
+        cwd=tmp_path,
+        HOME=str(home),
+        LOGNAME="alicetester",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    [folder] = (tmp_path / "results").iterdir()
+    assert [(row["strategy"], row["status"]) for row in rows(folder)] == [("broken", "crashed"), ("single", "ok")]
+    reason = rows(folder)[0]["reason"]
+    assert reason == "strategy 'broken' could not be imported from ~/broken.py: ImportError: in ~/broken.py"
+    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.relative_to(folder).parts]
+    assert {"runs.csv", "environment.json", "matrix.toml", "report.html"} <= {path.name for path in files}
+    for word in ("alicetester", platform.node()):
+        pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])".encode(), re.IGNORECASE)
+        assert [path.name for path in files if pattern.search(path.read_bytes())] == []
+        assert word not in folder.name
