@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,14 @@ COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
 _AUTOCAST_TYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 MakeModel = Callable[[], nn.Module]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class MakeOptimizer(Protocol):
+    """Makes the workload's optimizer over some parameters, with torch's fused kernels where asked for."""
+
+    def __call__(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer: ...
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -103,6 +110,7 @@ class Strategy(ABC):
         precisions: those that make sense for this strategy; any other is unsupported.
         default_memory_format, default_compile: used where the matrix does not name them.
         default_options: the strategy's own knobs and their defaults; an option not in here is an error.
+        fused_optimizer: whether the optimizer runs torch's fused kernels rather than its default.
         same_work: whether its losses equal `single`'s up to BatchNorm statistics and rounding; false for
             lossy gradient compression, and then the loss gate does not judge it.
         uses_process_group: whether it needs one even for a single process.
@@ -113,6 +121,7 @@ class Strategy(ABC):
     default_memory_format: ClassVar[str] = "contiguous"
     default_compile: ClassVar[str] = "off"
     default_options: ClassVar[Mapping[str, Any]] = {}
+    fused_optimizer: ClassVar[bool] = False
     same_work: ClassVar[bool] = True
     uses_process_group: ClassVar[bool] = False
 
@@ -136,7 +145,7 @@ class Strategy(ABC):
         self.context = context
         self.model = self.move(make_model())
         self.module = self.compiled(self.wrap(self.model))
-        self.optimizer = make_optimizer(self.model.parameters())
+        self.optimizer = make_optimizer(self.model.parameters(), fused=self.fused_optimizer)
         self.scaler = context.make_scaler()
 
     def move(self, model: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ Started once by the tests of the truths; each rank runs every strategy on the sa
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def plan_for(strategy: Strategy, processes: int) -> tuple[int, Plan] | None:
     return None
 
 
+def make_optimizer(parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=fused or None)
+
+
 def built(
     name: str, plan: Plan, rank: int, *, model: str, precision: str, options: dict[str, Any] | None = None
 ) -> Strategy:
@@ -87,7 +92,7 @@ def built(
         memory_format=strategy.default_memory_format,
         options=options or {},
     )
-    strategy.build(context, MODELS[model], lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    strategy.build(context, MODELS[model], make_optimizer)
     strategy.model.train()
     return strategy
 

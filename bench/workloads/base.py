@@ -20,8 +20,8 @@ class Workload(ABC):
         """A fresh model on the CPU."""
 
     @abstractmethod
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over those parameters."""
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
+        """The optimizer over those parameters; `fused` asks for torch's fused kernels in place of its default."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

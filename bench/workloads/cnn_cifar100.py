@@ -27,5 +27,5 @@ class CnnCifar100(CifarClassification):
             nn.Linear(256, 100),
         )
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=0.001)
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.001, fused=fused or None)

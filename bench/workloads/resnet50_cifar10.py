@@ -32,5 +32,5 @@ class ResNet50Cifar10(CifarClassification):
     def make_model(self) -> nn.Module:
         return SequentialResNet(Bottleneck, [3, 4, 6, 3], num_classes=10)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.001, momentum=0.9, fused=fused or None)

@@ -19,8 +19,8 @@ class Toy(Workload):
     def make_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.001)
+    def make_optimizer(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.001, fused=fused or None)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """outputs, targets: (batch, 5) float32."""
