@@ -17,7 +17,7 @@ def finish(folder: Path, *, exit_code: int, quiet: bool, json: bool) -> None:
     if not (folder / "runs.csv").exists():
         typer.echo(f"nothing was measured; {folder}", err=True)
         return
-    write_report([folder], folder)
+    write_report([folder], folder, formats=("svg", "png"))
     if not quiet:
         print_table(folder)
         typer.echo(f"results: {folder}")
@@ -25,10 +25,10 @@ def finish(folder: Path, *, exit_code: int, quiet: bool, json: bool) -> None:
         typer.echo(document(folder, exit_code=exit_code))
 
 
-def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path, *, formats: Sequence[str] = ("svg",)) -> list[Path]:
     """summary.csv in each folder, and charts and report of all of them in `out`. Returns the report's files."""
     from bench.report import build_report
 
     for folder in folders:
         write_summary(folder)
-    return build_report(list(folders), out)
+    return build_report(list(folders), out, formats=formats)

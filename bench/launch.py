@@ -128,6 +128,8 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         # Every cell gets the same threads, whatever the user's shell says.
         "OMP_NUM_THREADS": str(spec.threads_per_device),
         "MKL_NUM_THREADS": str(spec.threads_per_device),
+        # The driver's numbering, so that the GPUs a run uses are those whose telemetry is read.
+        "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
     }
     interface = loopback_interface()

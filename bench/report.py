@@ -6,7 +6,7 @@ file is escaped: strategy names, reasons and flags may hold whatever an exceptio
 
 import base64
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,14 +128,15 @@ class Section:
         return next((str(reason) for reason in self.data.summary["stop_reason"] if reason), "")
 
 
-def build_report(folders: Iterable[Path], out: Path) -> list[Path]:
+def build_report(folders: Iterable[Path], out: Path, *, formats: Sequence[str] = ("svg",)) -> list[Path]:
     """Write report.html and report.md, and the charts they show under charts/, into `out`; return the two pages.
 
-    Raises UserError when a folder holds no campaign.
+    The pages show the SVG files, so `formats` begins with svg; further formats lie beside them. Raises UserError
+    when a folder holds no campaign.
     """
     out.mkdir(parents=True, exist_ok=True)
     groups = load(folders)
-    sections = [Section(data, result) for data, result in draw_groups(groups, out / "charts", formats=("svg",))]
+    sections = [Section(data, result) for data, result in draw_groups(groups, out / "charts", formats=formats)]
     paths = []
     for name in ("report.html", "report.md"):
         text = _templates().get_template(f"{name}.j2").render(sections=sections, several=len(sections) > 1)

@@ -293,6 +293,8 @@ def test_an_anonymous_campaign_names_neither_host_nor_user(tmp_path: Path) -> No
     reason = rows(folder)[0]["reason"]
     assert reason == "strategy 'broken' could not be imported from ~/broken.py: ImportError: in ~/broken.py"
     files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.relative_to(folder).parts]
+    # Compressed pixels may hold any few letters by chance; what a picture says stands in its SVG twin.
+    files = [path for path in files if path.suffix != ".png"]
     assert {"runs.csv", "environment.json", "matrix.toml", "report.html"} <= {path.name for path in files}
     for word in ("alicetester", platform.node()):
         pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])".encode(), re.IGNORECASE)
