@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+from bench.interrupts import Interrupted
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -190,7 +191,7 @@ def _measure(request: Any, *, quiet: bool, json: bool, find_batch: bool = False)
     from bench.finish import finish
     from bench.prepare import prepare_job
     from bench.progress import make_reporter
-    from bench.runner import Campaign, measure, write_header
+    from bench.runner import Runner, measure, write_header
 
     reporter = make_reporter(quiet=quiet)
     with reporter:
@@ -199,7 +200,7 @@ def _measure(request: Any, *, quiet: bool, json: bool, find_batch: bool = False)
         write_header(store, job)
         if find_batch:
             with reporter:
-                lines = Campaign(job, store, reporter).find_batches()
+                lines = Runner(job, store, reporter).find_batches()
             typer.echo("\n".join([*lines, f"every try: {store.folder / 'batch_search.csv'}"]))
             raise typer.Exit
         code = measure(job, store, reporter)
@@ -318,6 +319,21 @@ def export(
     typer.echo(export_campaign(folder, format).rstrip("\n"))
 
 
+@app.command()
+def track(
+    folder: Annotated[Path, typer.Argument(help="Results folder.")],
+    to: Annotated[str, typer.Option(help="tensorboard or wandb (offline unless WANDB_MODE says otherwise).")],
+    out: Annotated[Path | None, typer.Option(help="Where the tracker's files go; default FOLDER/<tracker>.")] = None,
+) -> None:
+    """Write a campaign's rows to an experiment tracker."""
+    from bench.trackers import track as track_campaign
+
+    target = out or folder / to
+    for name in track_campaign(folder, to, out=target):
+        typer.echo(name)
+    typer.echo(f"in {target}")
+
+
 def main() -> None:
     """Entry point of the command. A user's mistake is one message and exit code 2; anything else may crash loudly."""
     try:
@@ -331,6 +347,6 @@ def main() -> None:
         place = error.filename or "to the disk"
         typer.echo(f"bench: could not write {place}: {error.strerror}; what was measured before is kept", err=True)
         sys.exit(EXIT_BAD_INPUT)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         typer.echo("bench: interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +45,6 @@ class Job:
     checkpoint: Path | None = None
     initial_state: Path | None = None
     anonymous: bool = False
-    keep_logs: bool = True
 
 
 def write_header(store: Store, job: Job) -> None:
@@ -67,7 +65,7 @@ def write_header(store: Store, job: Job) -> None:
     write_text_atomically(store.folder / "matrix.toml", to_toml(job.matrix, extra))
 
 
-class Campaign:
+class Runner:
     """Runs a job into a store. `run` returns the exit code; the rows are in the files whatever happens."""
 
     def __init__(self, job: Job, store: Store, reporter: Reporter) -> None:
@@ -152,7 +150,7 @@ class Campaign:
             with undisturbed():
                 recorded = True
                 self._record(cell, facts, outcome, telemetry.result())
-                self._tidy(Path(spec.folder), keep=self.job.keep_logs)
+                self._tidy(Path(spec.folder))
         except Interrupted as signal:
             if not recorded:
                 outcome = Outcome("interrupted", f"ended by {signal.name}")
@@ -275,15 +273,13 @@ class Campaign:
             trace=job.matrix.trace,
         )
 
-    def _tidy(self, folder: Path, *, keep: bool) -> None:
+    def _tidy(self, folder: Path) -> None:
         """Leave of a run's folder what a person may read: the ranks' output and accounts."""
         for name in ("heartbeat", "rendezvous"):
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob("*.log"):
             if path.stat().st_size == 0:
                 path.unlink()
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _data_paths(data: PreparedData) -> dict[str, str]:
@@ -307,6 +303,5 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
 
 def measure(job: Job, store: Store, reporter: Reporter) -> int:
     """Run a job into its store and return the exit code."""
-    with ExitStack() as stack:
-        stack.enter_context(reporter)
-        return Campaign(job, store, reporter).run()
+    with reporter:
+        return Runner(job, store, reporter).run()
