@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.campaign import Campaign
 from bench.columns import FACTORS
@@ -84,8 +84,8 @@ def _to_tensorboard(cells: Mapping[str, list[Row]], out: Path) -> None:
 def _to_wandb(cells: Mapping[str, list[Row]], out: Path) -> None:
     import wandb
 
-    # Nothing leaves the machine unless the user has said so.
-    mode = os.environ.get("WANDB_MODE", "offline")
+    # Nothing leaves the machine unless the user has said so in WANDB_MODE, which the library reads itself.
+    mode: Literal["offline"] | None = None if "WANDB_MODE" in os.environ else "offline"
     for name, rows in cells.items():
         first = rows[0]
         run = wandb.init(
