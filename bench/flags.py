@@ -11,7 +11,7 @@ from bench.cells import Cell, Run
 from bench.statistics import Interval, drift, median, modified_z
 
 UNSTEADY_COV = 0.10
-UNSTEADY_STEPS = 5
+UNSTEADY_STEPS = 4
 OUTLIER_Z = 3.5
 OUTLIER_DEVIATION = 0.02
 OUTLIER_RUNS = 5

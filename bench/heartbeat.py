@@ -7,6 +7,7 @@ run hangs it tells which ranks had not arrived, which no collective's error mess
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -57,8 +58,15 @@ class Heartbeat:
     """Worker side: one rank's slot."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
+        # The parent makes the file; under a launcher that knows nothing of it the ranks do.
+        needed = _SLOT.size * (rank + 1)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            if os.fstat(descriptor).st_size < needed:
+                file.seek(needed - 1)
+                file.write(b"\0")
+                file.flush()
+            self._map = mmap.mmap(descriptor, needed)
         self._offset = rank * _SLOT.size
         self._phase = 0
 

@@ -133,8 +133,9 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
     }
     interface = loopback_interface()
-    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-        variables["GLOO_SOCKET_IFNAME"] = interface
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if interface and name not in os.environ:
+            variables[name] = interface
     return variables
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -297,6 +297,17 @@ def write_checkpoint(run: Run) -> None:
         save_checkpoint(Path(run.spec.checkpoint), state, workload=run.spec.workload, epoch=run.spec.epochs)
 
 
+def peak_rss_bytes() -> int:
+    """Peak resident memory of this process in bytes."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such module; its own counter says the same.
+        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def gather_run(
     run: Run,
     epochs: list[EpochMeasurement],
@@ -309,8 +320,7 @@ def gather_run(
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
     memory = [torch.cuda.max_memory_allocated(device) for device in run.rank.devices if device.type == "cuda"]
-    # Linux counts in KiB, macOS in bytes.
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    rss = peak_rss_bytes()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds, compile_seconds or 0.0)
     ranks = run.rank.gather((times, memory, rss))
     launch, init, building, warmup, compiling = (max(column) for column in zip(*(r[0] for r in ranks), strict=True))

@@ -265,10 +265,10 @@ def _check(cell: Cell, matrix: Matrix, *, workload: WorkloadEntry, train_count: 
 
 
 def _baselines(cells: Any, matrix: Matrix) -> list[Cell]:
-    """The cells that stand in every block under two names: those of the baseline's strategy and device count."""
+    """The cells that stand in every block under two names: the baseline's strategy and devices, one a scaling."""
     name, _, devices = matrix.baseline.partition("@")
     found = [c for c in cells if c.strategy == name and c.devices == int(devices or 1) and not c.status]
-    return found[:1]
+    return list({cell.scaling: cell for cell in reversed(found)}.values())
 
 
 def check_baseline(baseline: str, registry: Registry) -> None:
@@ -284,7 +284,3 @@ def block_order(cells: Sequence[Cell], *, seed: int, block: int) -> list[Cell]:
     order = [cell for cell in cells if not cell.status]
     random.Random(f"{seed}/{block}").shuffle(order)
     return order
-
-
-def options_of(cell: Cell) -> Mapping[str, Any]:
-    return dict(cell.options)

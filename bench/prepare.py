@@ -58,6 +58,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     matrix, resumed = _matrix(request)
     request = _as_begun(request, resumed)
     found = machine.detect(matrix.device)
+    _check_architectures(found)
     matrix = device_counts(matrix, found, machine.default_device_counts(found))
     counts = sorted({devices for group in matrix.groups for devices in group.devices})
     threads = machine.resolve_threads(found, counts, matrix.threads_per_device)
@@ -135,6 +136,19 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
             "leave them out to continue it, or add --force"
         )
     return asked, facts
+
+
+def _check_architectures(found: machine.Machine) -> None:
+    """Raise UserError for a GPU that the installed torch has no kernels for."""
+    if not found.gpus:
+        return
+    import torch
+
+    architectures = torch.cuda.get_arch_list()
+    for gpu in found.gpus:
+        reason = machine.unsupported_architecture(gpu, architectures)
+        if architectures and reason:
+            raise UserError(f"{reason}; hide that GPU with CUDA_VISIBLE_DEVICES, or use --device cpu")
 
 
 def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:

@@ -247,6 +247,9 @@ def _published(data: ChartData) -> list[dict[str, str]]:
         own = data.measured
         own = own[(own["strategy"] == row["strategy"]) & (own["devices"] == row["devices"])]
         own = own[(own["scaling"] == row["scaling"]) & own["speedup"].notna()]
+        # Published runs without AMP used TF32 or float32 as torch had it: either stands beside them.
+        mixed = str(row["precision"]).startswith("amp")
+        own = own[own["precision"].str.startswith("amp") == mixed]
         here = own.iloc[0] if len(own) else None
         rows.append(
             {

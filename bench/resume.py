@@ -52,9 +52,6 @@ class Done:
     def next_attempt(self, cell: Cell, block: int) -> int:
         return self._attempts.get((cell.key, block), 0) + 1
 
-    def last_block(self) -> int:
-        return max((row["block"] or 0 for row in self.rows), default=-1)
-
 
 def check_same_environment(folder: Path, environment: Mapping[str, Any], *, force: bool) -> list[str]:
     """Refuse to mix machines or versions in one folder, unless forced. Returns what differs, as 'fact: old -> new'."""

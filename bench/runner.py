@@ -107,7 +107,7 @@ class Runner:
             self.store.add(run_rows(self.job.facts, cell, run, outcome), [])
 
     def _blocks(self) -> Decision:
-        block = 0
+        block = measured = 0
         while True:
             order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
             missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
@@ -117,8 +117,15 @@ class Runner:
                 self._one(cell, block, place)
             if missing:
                 self.done = Done(self.store.runs)
+                measured += 1
+            # Blocks of an earlier session took no time of this one.
+            seconds = time.monotonic() - self._begun
             decision = decide(
-                self.job.matrix, self.store, blocks_done=block + 1, seconds=time.monotonic() - self._begun
+                self.job.matrix,
+                self.store,
+                blocks_done=block + 1,
+                seconds=seconds,
+                block_seconds=seconds / max(measured, 1),
             )
             if decision.message:
                 self.reporter.note(decision.message)
@@ -172,6 +179,7 @@ class Runner:
         """Search each cell's largest batch a replica, write batch_search.csv, and say what was found, a line a cell."""
         lines, rows = [], []
         with interruptible():
+            lines += [f"{cell}: {cell.status}: {cell.reason}" for cell in self.job.cells if cell.status]
             cells = [cell for cell in self.job.cells if not cell.status and cell.role == "measure"]
             self.reporter.plan(len(cells))
             for cell in cells:
@@ -181,7 +189,7 @@ class Runner:
                 result = f"{found.largest or 'no'} samples a replica, bounded by {found.bounded_by}"
                 lines.append(f"{cell}: {result}")
                 self.reporter.end(str(cell), result)
-        write_rows(self.store.folder / "batch_search.csv", SEARCH_COLUMNS, rows)
+                write_rows(self.store.folder / "batch_search.csv", SEARCH_COLUMNS, rows)
         return lines
 
     def _find_batch(self, cell: Cell) -> Search:
@@ -200,14 +208,14 @@ class Runner:
     # -- the baseline's losses, for the gate ---------------------------------------------------------------------
 
     def _loss_key(self, cell: Cell) -> tuple[Any, ...]:
-        return (cell.batch_global, cell.accumulate)
+        return (cell.batch_global, cell.accumulate, cell.data_pipeline)
 
     def _is_baseline(self, cell: Cell) -> bool:
         name, _, devices = self.job.matrix.baseline.partition("@")
         return cell.strategy == name and cell.devices == int(devices or 1) and cell.role == "measure"
 
     def _remember_losses(self, cell: Cell, rows: Sequence[dict[str, Any]]) -> None:
-        if self._is_baseline(cell) and rows[0]["status"] == "ok":
+        if self._is_baseline(cell) and cell.same_work and rows[0]["status"] == "ok":
             self._losses[self._loss_key(cell)] = (rows[0]["loss_first"], rows[0]["loss_last"])
 
     def _base_losses(self, cell: Cell) -> tuple[float | None, float | None] | None:

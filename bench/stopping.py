@@ -28,8 +28,14 @@ class Decision:
     message: str = ""
 
 
-def decide(matrix: Matrix, store: Store, *, blocks_done: int, seconds: float) -> Decision:
-    """Judge after a whole block. `seconds` is the time since the campaign began."""
+def decide(
+    matrix: Matrix, store: Store, *, blocks_done: int, seconds: float, block_seconds: float | None = None
+) -> Decision:
+    """Judge after a whole block.
+
+    `seconds` is the time since the campaign was begun or resumed, `block_seconds` that of a block (by default the
+    mean over all blocks done).
+    """
     if matrix.time_limit is not None and seconds >= matrix.time_limit:
         return Decision(True, f"time limit of {duration(matrix.time_limit)} reached after {blocks_done} blocks")
     if matrix.blocks:
@@ -39,10 +45,11 @@ def decide(matrix: Matrix, store: Store, *, blocks_done: int, seconds: float) ->
         return Decision(True, f"limit of {matrix.max_blocks} blocks reached")
     if blocks_done < PILOT_BLOCKS:
         return Decision(False)
-    return _by_precision(matrix, store, blocks_done=blocks_done, seconds=seconds)
+    block_seconds = seconds / blocks_done if block_seconds is None else block_seconds
+    return _by_precision(matrix, store, blocks_done=blocks_done, block_seconds=block_seconds)
 
 
-def _by_precision(matrix: Matrix, store: Store, *, blocks_done: int, seconds: float) -> Decision:
+def _by_precision(matrix: Matrix, store: Store, *, blocks_done: int, block_seconds: float) -> Decision:
     from bench.statistics import blocks_needed
     from bench.summary import pair_log_ratios
 
@@ -56,7 +63,7 @@ def _by_precision(matrix: Matrix, store: Store, *, blocks_done: int, seconds: fl
         return Decision(True, f"every speedup is within {target:.1%} after {blocks_done} blocks")
     needed = max(blocks_needed(ratios, target=target) or matrix.max_blocks for ratios in pairs)
     needed = min(max(needed, MIN_BLOCKS, blocks_done + 1), matrix.max_blocks)
-    left = seconds / blocks_done * (needed - blocks_done)
+    left = block_seconds * (needed - blocks_done)
     return Decision(
         False,
         message=f"after {blocks_done} blocks the widest interval is ±{widest:.1%}, the target ±{target:.1%}: "

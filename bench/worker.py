@@ -102,6 +102,7 @@ def measure(spec: RunSpec, rank: Rank, heartbeat: Heartbeat, launch_seconds: flo
 
 def main() -> None:
     """Entry point of a worker process."""
+    begun = time.perf_counter_ns()
     spec = RunSpec.read(Path(sys.argv[1]))
     die_with_parent(spec.parent_pid)
     number = int(os.environ["RANK"])
@@ -114,8 +115,10 @@ def main() -> None:
 
         workloads.load(spec.workload)
         rank = Rank.from_environment(spec)
-        # One clock for all processes of a machine: the parent noted it just before it started this one.
-        launch_seconds = (time.perf_counter_ns() - int(os.environ["STRATEGYBENCH_SPAWN_NS"])) * 1e-9
+        # One clock for all processes of a machine: the parent noted it just before it started this one. Another
+        # launcher, such as torchrun, notes nothing; start-up then counts from the first line of this function.
+        started = int(os.environ.get("STRATEGYBENCH_SPAWN_NS", begun))
+        launch_seconds = (time.perf_counter_ns() - started) * 1e-9
         phases.set_numerics(spec.precision)
         measure(spec, rank, heartbeat, launch_seconds)
     except BaseException as error:

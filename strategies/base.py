@@ -236,7 +236,8 @@ class Strategy(ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a snapshot, in place: wrappers and compiled graphs keep their tensors."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A copy: torch keeps tensors of the same device and type as they are, and steps would change the snapshot.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.optimizer.zero_grad(set_to_none=True)

@@ -39,6 +39,11 @@ def _own_workers() -> list[str]:
     return found
 
 
+def _segments() -> set[str]:
+    """Shared memory of Python and torch; other programs have theirs in the same folder."""
+    return {name for name in _names(SHARED_MEMORY) if name.startswith(("torch_", "psm_", "sem.mp-"))}
+
+
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
@@ -47,9 +52,11 @@ def _names(folder: Path) -> set[str]:
 def nothing_is_left_behind() -> Iterator[None]:
     """After all tests no rank is alive, and neither shared memory nor the checkout holds anything new."""
     os.environ[SESSION_VARIABLE] = str(os.getpid())
-    before = {folder: _names(folder) for folder in (SHARED_MEMORY, ROOT, ROOT / "results")}
+    before = {folder: _names(folder) for folder in (ROOT, ROOT / "results")}
+    segments = _segments()
     yield
     assert _own_workers() == []
+    assert _segments() - segments == set()
     caches = {".hypothesis", ".benchmarks", ".pytest_cache", ".mypy_cache", ".ruff_cache", "build"}
     for folder, names in before.items():
         assert _names(folder) - names - caches == set(), folder
