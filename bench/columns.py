@@ -93,7 +93,12 @@ RUN_COLUMNS = _columns(
     ("flops_per_sample", "float", "FLOP", "counted once a workload: forward and backward, multiply and add apart"),
     ("achieved_flops_per_second", "float", "FLOP/s", "flops_per_sample * samples_per_second, over all devices"),
     ("peak_flops_fraction", "float", "", "achieved / known dense peak of the devices; blank when not known"),
-    ("peak_memory_bytes_max", "int", "B", "peak allocated, the fullest device; blank on CPU"),
+    (
+        "peak_memory_bytes_max",
+        "int",
+        "B",
+        "peak allocated in the timed region, resident data included, the fullest device; blank on CPU",
+    ),
     ("peak_memory_bytes_min", "int", "B", "peak allocated, the emptiest device; blank on CPU"),
     ("host_peak_rss_bytes", "int", "B", "peak resident memory, summed over ranks"),
     ("loss_first", "float", "", "training loss of the first timed step, mean over replicas"),

@@ -47,7 +47,8 @@ def is_communication(name: str) -> bool:
 def exposed_seconds(profiled: profile) -> float:
     """Exposed communication in everything that was profiled, in seconds."""
     events: list[Any] = list(profiled.events() or [])
-    on_device = [event for event in events if event.device_type.name == "CUDA"]
+    # Annotations are projected on the device's timeline too: `nccl:all_reduce` would hide the kernel that it names.
+    on_device = [event for event in events if event.device_type.name == "CUDA" and not _is_annotation(event)]
     seen = on_device or events
     communication = [_interval(event) for event in seen if is_communication(event.name)]
     compute = [_interval(event) for event in seen if _computes(event.name, on_device=bool(on_device))]
@@ -56,6 +57,10 @@ def exposed_seconds(profiled: profile) -> float:
 
 def _computes(name: str, *, on_device: bool) -> bool:
     return not is_communication(name) if on_device else name.startswith("aten::")
+
+
+def _is_annotation(event: Any) -> bool:
+    return bool(getattr(event, "is_user_annotation", False))
 
 
 def _interval(event: Any) -> Interval:

@@ -132,6 +132,9 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
     }
+    if spec.device_kind == "cpu":
+        # torch.nn.DataParallel takes every GPU that it can see, wherever the model is.
+        variables["CUDA_VISIBLE_DEVICES"] = ""
     interface = loopback_interface()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if interface and name not in os.environ:

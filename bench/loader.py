@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
@@ -32,16 +31,18 @@ class ShardSampler(Sampler[int]):
     def __init__(self, batches: TrainingBatches) -> None:
         self._batches = batches
         self._epoch = 0
+        self._steps = batches.steps_per_epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+    def set_epoch(self, epoch: int, *, steps: int) -> None:
+        """Which epoch comes next, and how many of its steps: workers fetch nothing that nobody will take."""
+        self._epoch, self._steps = epoch, steps
 
     def __iter__(self) -> Iterator[int]:
-        order, _ = self._batches.positions(self._epoch, self._batches.steps_per_epoch)
+        order, _ = self._batches.positions(self._epoch, self._steps)
         return iter(order.reshape(-1).tolist())
 
     def __len__(self) -> int:
-        return self._batches.steps_per_epoch * self._batches.batch_global // self._batches.shards
+        return self._steps * self._batches.batch_global // self._batches.shards
 
 
 class LoaderBatches:
@@ -65,8 +66,8 @@ class LoaderBatches:
 
     def epoch(self, epoch: int, *, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs (batch, ...) float32 and targets of the first `steps` steps, on the host."""
-        self._sampler.set_epoch(epoch)
-        yield from itertools.islice(self._loader, steps)
+        self._sampler.set_epoch(epoch, steps=steps)
+        yield from self._loader
 
 
 class FixedBatch:

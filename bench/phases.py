@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bench.timing import BreakdownTimer, ClockTimer, EventTimer, Timer, Timing
 from bench.worker import run_steps
 from bench.workloads.base import Workload
 from strategies import Registry
-from strategies.base import Context, Strategy
+from strategies.base import Context, Strategy, Unsupported
 
 EVALUATION_BATCH = 250
 WARMUP_EPOCH = 0
@@ -63,7 +63,8 @@ class Run:
     strategy: Strategy
     batches: Batches
     start: dict[str, Any]
-    steps_taken: list[int]
+    steps_taken: list[Any]
+    peaks: list[int] = field(default_factory=list)
 
 
 def build(spec: RunSpec, rank: Rank) -> Run:
@@ -114,13 +115,15 @@ def set_numerics(precision: str) -> None:
     torch.backends.cudnn.benchmark = True
 
 
-def _count_steps(strategy: Strategy) -> list[int]:
+def _count_steps(strategy: Strategy) -> list[Any]:
     """A counter of the optimizer's real steps, which the loss scaler of float16 may skip."""
-    taken = [0]
+    taken: list[Any] = [0]
     if strategy.scaler.is_enabled():
 
-        def count(*_: Any) -> None:
-            taken[0] += 1
+        def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            # A fused optimizer is always called and skips in its own kernel; the count stays on the device.
+            found = getattr(optimizer, "found_inf", None)
+            taken[0] = taken[0] + (1 if found is None else (found == 0).sum())
 
         strategy.optimizer.register_step_post_hook(count)
     return taken
@@ -135,6 +138,8 @@ def warm_up(run: Run, heartbeat: Heartbeat) -> float | None:
     batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
     timing, _ = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
     run.strategy.restore(run.start)
+    # A second copy of the model would lie beside the first for the whole run, and count as its memory.
+    run.start.clear()
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
     return timing.steps[0] if run.spec.compile != "off" and timing.steps else None
 
@@ -152,8 +157,16 @@ def make_timer(run: Run) -> Timer:
 def timed_epoch(run: Run, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, list[Tensor | None]]:
     """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
     run.steps_taken[0] = 0
+    gpus = [device for device in run.rank.devices if device.type == "cuda"]
+    # Training's own peak: what warm-up tried out and what evaluation needs are no part of it.
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
     batches = run.batches.epoch(epoch, steps=run.spec.steps)
-    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=make_timer(run), heartbeat=heartbeat)
+    timer = make_timer(run)
+    result = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
+    before = run.peaks or [0] * len(gpus)
+    run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
+    return result
 
 
 def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | None]) -> EpochMeasurement:
@@ -163,7 +176,7 @@ def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | Non
         "timing": timing,
         "losses": own,
         "hash": parameter_hash(run.strategy),
-        "skipped": len(losses) - run.steps_taken[0] if run.strategy.scaler.is_enabled() else 0,
+        "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
     }
     by_difference, by_trace = _exposed_communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
@@ -221,6 +234,9 @@ def _exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float 
     run.strategy.exchange = False
     try:
         without = _silent_steps(run, epoch, run.spec.steps)
+    except Unsupported:
+        # Some variants cannot leave the exchange out; their breakdown has no such column.
+        return None, None
     finally:
         # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
         run.strategy.exchange = True
@@ -319,10 +335,9 @@ def gather_run(
     compile_seconds: float | None,
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
-    memory = [torch.cuda.max_memory_allocated(device) for device in run.rank.devices if device.type == "cuda"]
     rss = peak_rss_bytes()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds, compile_seconds or 0.0)
-    ranks = run.rank.gather((times, memory, rss))
+    ranks = run.rank.gather((times, run.peaks, rss))
     launch, init, building, warmup, compiling = (max(column) for column in zip(*(r[0] for r in ranks), strict=True))
     return Measurement(
         epochs=epochs,

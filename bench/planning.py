@@ -223,6 +223,8 @@ def _unsupported_factors(strategy: Strategy, cell: Cell, device_kind: str, input
         return f"{cell.strategy} runs at {', '.join(strategy.precisions)}, not at {cell.precision}"
     if cell.precision == "tf32" and device_kind == "cpu":
         return "tf32 is a mode of NVIDIA GPUs"
+    if device_kind == "cuda" and cell.accumulate > 1 and cell.compile in ("reduce-overhead", "max-autotune"):
+        return f"CUDA graphs ({cell.compile}) overwrite gradients between micro-batches"
     if cell.memory_format == "channels_last" and len(input_shape) != 3:
         return "channels_last is a layout of images; this workload has none"
     return ""

@@ -199,7 +199,8 @@ class Runner:
 
         def attempt(batch: int) -> Outcome:
             tried = replace(cell, batch_global=batch * replicas, batch_per_replica=batch)
-            spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=1)
+            # Two epochs of one step: the second has the optimizer's state and the activations alive together.
+            spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
             return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
 
         limit = self.job.facts.data.train_count // replicas

@@ -252,9 +252,18 @@ class Strategy(ABC):
         self.model.load_state_dict(state["model"])
         if state.get("optimizer"):
             self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))
+            _align_layouts(self.optimizer)
 
     def close(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Let go of what `build` made; the process group is the harness's."""
+
+
+def _align_layouts(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded state the strides of its parameters: fused kernels walk both alike, whatever layout was saved."""
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _to_cpu(value: Any) -> Any:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
 
-from strategies.base import Plan, Strategy, Unsupported
+from torch import Tensor, nn
+
+from strategies.base import Context, Plan, Strategy, Unsupported
+
+
+class InAutocast(nn.Module):
+    """Opens autocast inside each replica's thread: DataParallel passes on that it is enabled, not its type."""
+
+    def __init__(self, model: nn.Module, context: Context) -> None:
+        super().__init__()
+        self.model = model
+        self._context = context
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, ...) on this replica's device."""
+        with self._context.autocast():
+            outputs: Tensor = self.model(x)
+        return outputs
 
 
 class DataParallel(Strategy):
@@ -18,4 +35,13 @@ class DataParallel(Strategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.context.device_type == "cpu":
             return nn.DataParallel(model)
+        if self.context.precision.startswith("amp-"):
+            model = InAutocast(model, self.context)
         return nn.DataParallel(model, device_ids=[device.index for device in self.context.devices])
+
+    def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        if self.context.compile != "off" and len(self.context.devices) > 1:
+            raise Unsupported(
+                "torch.compile does not reach the threads in which torch.nn.DataParallel runs its replicas"
+            )
+        return super().compiled(module)

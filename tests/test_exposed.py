@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.exposed import is_communication, uncovered, union
+from bench.exposed import exposed_seconds, is_communication, uncovered, union
 
 interval = st.tuples(st.integers(0, 60), st.integers(0, 60))
 
@@ -41,3 +43,31 @@ def test_collectives_are_known_by_name() -> None:
     assert is_communication("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     assert not is_communication("aten::addmm")
     assert not is_communication("nccl:all_reduce")
+
+
+def test_annotations_on_the_device_are_no_computation() -> None:
+    """A collective of 10 us and its own label over the same time: all of it is exposed."""
+    kernel = event("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 0, 10)
+    label = event("nccl:all_reduce", 0, 10, annotation=True)
+    gemm = event("sm80_xmma_gemm_f32f32", 0, 4)
+    assert exposed_seconds(Profiled([kernel, label])) == pytest.approx(10e-6)
+    assert exposed_seconds(Profiled([kernel, label, gemm])) == pytest.approx(6e-6)
+
+
+def event(name: str, begin: float, end: float, *, annotation: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name,
+        device_type=SimpleNamespace(name="CUDA"),
+        is_user_annotation=annotation,
+        time_range=SimpleNamespace(start=begin, end=end),
+    )
+
+
+class Profiled:
+    """What the profiler gives, as far as it is read."""
+
+    def __init__(self, events: list[SimpleNamespace]) -> None:
+        self._events = events
+
+    def events(self) -> list[SimpleNamespace]:
+        return self._events
