@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import subprocess
 import sys
@@ -96,3 +97,29 @@ def test_appending_does_not_depend_on_the_size(benchmark: BenchmarkFixture, tmp_
     benchmark.pedantic(lambda: append_rows(large, RUN_COLUMNS, [row(2)]), rounds=10)
     print(f"\nappend to {RUNS:,} rows / append to one: {ratio:.2f}")
     assert ratio < 2
+
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+
+
+@pytest.mark.parametrize("folder", sorted(REFERENCE.glob("*/")), ids=lambda folder: folder.name)
+def test_a_reference_report_takes_under_five_seconds(folder: Path, benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    place = tmp_path / folder.name
+    shutil.copytree(folder, place)
+
+    def report() -> None:
+        subprocess.run([sys.executable, "-m", "bench", "report", str(place)], check=True, stdout=subprocess.DEVNULL)
+
+    benchmark.pedantic(report, rounds=3, warmup_rounds=1)
+    assert benchmark.stats.stats.median < 5
+
+
+@pytest.mark.timeout(300)
+def test_a_report_of_ten_thousand_runs_takes_under_fifteen_seconds(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    append_rows(tmp_path / "runs.csv", RUN_COLUMNS, [row(number) for number in range(RUNS)])
+
+    def report() -> None:
+        subprocess.run([sys.executable, "-m", "bench", "report", str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+
+    benchmark.pedantic(report, rounds=1, warmup_rounds=1)
+    assert benchmark.stats.stats.median < 15
