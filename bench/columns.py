@@ -157,6 +157,7 @@ SUMMARY_COLUMNS = _columns(
     ("p_value_holm", "float", "", "the same, adjusted after Holm over all cells that are judged"),
     ("gain_from_precision", "float", "", "samples/s ÷ those of the same devices at the baseline's precision"),
     ("gain_from_devices", "float", "", "samples/s ÷ those of the same strategy and precision on one device"),
+    ("compile_pays_after_epochs", "str", "", "compile time / seconds it saves an epoch over compile off, or never"),
     ("cost_devices", "str", "", "COST: fewest devices at which this strategy beats single_tuned, or never"),
     ("step_seconds_cov", "float", "", "median over the ok runs"),
     ("flops_per_sample", "float", "FLOP", "as in runs.csv"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bench.cells import Cell, Key, find_reference, sort_key
 from bench.columns import FACTORS
-from bench.statistics import geometric_mean
+from bench.statistics import geometric_mean, median
 
 TUNED = "single_tuned"
 PLAIN_NAME_SUFFIX = "_amp"
@@ -60,6 +60,24 @@ def _twin_at_baseline_precision(cell: Cell, reference: Cell, cells: Sequence[Cel
         return (*differs, sort_key(other.key))
 
     return min(twins, key=preference, default=None)
+
+
+def compile_pays(cell: Cell, cells: Sequence[Cell]) -> str:
+    """Epochs after which torch.compile has saved the time it took: median compile seconds / seconds saved an epoch.
+
+    Against the same cell with compile off; `never` where it saves none, "" where there is no such cell.
+    """
+    if cell["compile"] in ("off", "") or not cell.counts or cell["role"] != "measure":
+        return ""
+    same = [name for name in (*FACTORS, "environment_id") if name != "compile"]
+    eager = next(
+        (o for o in cells if o["compile"] == "off" and o.counts and all(o[name] == cell[name] for name in same)), None
+    )
+    seconds = median([value for run in cell.ok_runs if (value := run.first("compile_seconds")) is not None])
+    if eager is None or seconds is None:
+        return ""
+    before, after = (median([run.epoch_seconds or 0.0 for run in c.ok_runs]) or 0.0 for c in (eager, cell))
+    return f"{seconds / (before - after):.3g}" if before > after else "never"
 
 
 def costs(cells: Sequence[Cell]) -> dict[Key, str]:

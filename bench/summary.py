@@ -19,7 +19,7 @@ from bench.columns import FACTORS, FAILED_STATUSES, SUMMARY_COLUMNS
 from bench.csvfile import write_rows
 from bench.errors import UserError
 from bench.flags import campaign_drift, cell_flags
-from bench.gains import costs, gains
+from bench.gains import compile_pays, costs, gains
 from bench.lossgate import loss_gate
 from bench.statistics import Interval, holm, median, paired_log_ratio
 
@@ -67,6 +67,7 @@ def summarise(runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: s
             **_figures(item.cell),
             **_speedup(item, adjusted_p=p),
             **gains(item.cell, item.reference, cells),
+            "compile_pays_after_epochs": compile_pays(item.cell, cells),
             "cost_devices": cost.get(item.cell.key, ""),
             "status": item.cell.status,
             "reason": item.cell.reason,

@@ -413,3 +413,17 @@ def test_log_ratios_for_the_stop_rule():
     ratios = pair_log_ratios(table(rows))
     assert list(ratios) == ["ddp 2 strong fp32 measure toy synthetic resident contiguous off cpu 1 100 1"]
     assert next(iter(ratios.values())) == pytest.approx([math.log(2)] * 2)
+
+
+def test_compilation_pays_after_the_epochs_that_save_its_time():
+    """30 s of compilation, and epochs of 8 s instead of 10 s: 15 epochs; where nothing is saved, never."""
+    rows = [row("ddp", 2, 0, seconds=10), row("single", 1, 0, seconds=20)]
+    rows += [row("ddp", 2, 0, seconds=8, compile="default", compile_seconds=30.0, run_id="a")]
+    rows += [row("ddp", 2, 0, seconds=11, compile="max-autotune", compile_seconds=30.0, run_id="b")]
+    rows += [row("dp", 2, 0, seconds=8, compile="default", compile_seconds=30.0, run_id="c")]
+    found = {
+        (r["strategy"], r["compile"]): r["compile_pays_after_epochs"] for _, r in summarise(table(rows)).iterrows()
+    }
+    assert found[("ddp", "default")] == "15"
+    assert found[("ddp", "max-autotune")] == "never"
+    assert found[("ddp", "off")] == found[("single", "off")] == found[("dp", "default")] == ""
