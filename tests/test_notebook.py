@@ -12,8 +12,11 @@ from synthetic_campaign import Options, write_campaign
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "compare_strategies.ipynb"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, results: Path) -> nbformat.NotebookNode:
-    monkeypatch.setenv("STRATEGYBENCH_RESULTS", str(results))
+def run(monkeypatch: pytest.MonkeyPatch, results: Path | None) -> nbformat.NotebookNode:
+    if results is None:
+        monkeypatch.delenv("STRATEGYBENCH_RESULTS", raising=False)
+    else:
+        monkeypatch.setenv("STRATEGYBENCH_RESULTS", str(results))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
     NotebookClient(notebook, timeout=120, resources=resources).execute()
@@ -58,6 +61,12 @@ def test_it_runs_on_a_gpu_campaign_with_weak_scaling_alone(tmp_path: Path, monke
         strategies=6, devices=(1, 2, 4), blocks=2, epochs=2, scalings=("weak",), device_kind="cuda", failures=()
     )
     assert pictures(run(monkeypatch, write_campaign(tmp_path / "campaign", options))) == 9
+
+
+def test_it_shows_the_first_reference_campaign_out_of_the_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, None)
+    assert "resnet50-cifar10 on cifar10" in printed(done)
+    assert pictures(done) >= 4
 
 
 def test_a_wrong_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
