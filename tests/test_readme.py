@@ -99,3 +99,16 @@ def test_every_module_in_the_tree_exists() -> None:
     )
     for name in re.findall(r"\b(\w+\.py)\b", tree):
         assert any((ROOT / place / name).exists() for place in ("bench", "strategies")), name
+
+
+def test_the_benchmarks_are_found_by_readme_s_command() -> None:
+    """They need a quiet machine, so they are collected here and run by hand."""
+    lines = [line for block in blocks("sh")[2:] for line in block.splitlines()]
+    (line,) = [line for line in lines if not line.startswith(".venv/bin/bench ")]
+    program, *words = shlex.split(line)
+    assert program == ".venv/bin/pytest"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--collect-only"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("::test_") >= 8
