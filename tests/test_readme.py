@@ -108,7 +108,11 @@ def test_the_benchmarks_are_found_by_readme_s_command() -> None:
     program, *words = shlex.split(line)
     assert program == ".venv/bin/pytest"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, "--collect-only"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", *words, "--collect-only"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("::test_") >= 8
