@@ -8,33 +8,32 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from bench import workloads
+from bench.breakdown import exposed_communication
 from bench.checkpoint import load_checkpoint, save_checkpoint
-from bench.exposed import exposed_seconds
 from bench.flops import flops_per_sample
 from bench.heartbeat import Heartbeat
 from bench.loader import FixedBatch, LoaderBatches
 from bench.pipeline import Batches, Samples, TrainingBatches, evaluation_batches
 from bench.rank import Rank
+from bench.run import Run, make_timer
 from bench.spec import EpochMeasurement, Measurement, RunSpec
-from bench.timing import BreakdownTimer, ClockTimer, EventTimer, Timer, Timing
+from bench.timing import ClockTimer, Timing
 from bench.worker import run_steps
 from bench.workloads.base import Workload
 from strategies import Registry
-from strategies.base import Context, Strategy, Unsupported
+from strategies.base import Context, Strategy
 
 EVALUATION_BATCH = 250
 WARMUP_EPOCH = 0
-PROFILED_STEPS = 3
 
 
 @dataclass
@@ -51,20 +50,6 @@ def stopwatch() -> Iterator[Stopwatch]:
         yield watch
     finally:
         watch.seconds = (time.perf_counter_ns() - begin) * 1e-9
-
-
-@dataclass(frozen=True)
-class Run:
-    """What `build` made and the later phases use."""
-
-    spec: RunSpec
-    rank: Rank
-    workload: Workload
-    strategy: Strategy
-    batches: Batches
-    start: dict[str, Any]
-    steps_taken: list[Any]
-    peaks: list[int] = field(default_factory=list)
 
 
 def build(spec: RunSpec, rank: Rank) -> Run:
@@ -144,16 +129,6 @@ def warm_up(run: Run, heartbeat: Heartbeat) -> float | None:
     return timing.steps[0] if run.spec.compile != "off" and timing.steps else None
 
 
-def make_timer(run: Run) -> Timer:
-    """The timer that suits the device, or the one that separates the phases of a step."""
-    waits = (run.rank.synchronize, run.rank.barrier)
-    if run.spec.breakdown:
-        return BreakdownTimer(*waits)
-    if run.rank.devices[0].type == "cuda":
-        return EventTimer(*waits, lambda: torch.cuda.Event(enable_timing=True))
-    return ClockTimer(*waits)
-
-
 def timed_epoch(run: Run, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, list[Tensor | None]]:
     """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
     run.steps_taken[0] = 0
@@ -178,7 +153,7 @@ def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | Non
         "hash": parameter_hash(run.strategy),
         "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
     }
-    by_difference, by_trace = _exposed_communication(run, epoch, timing)
+    by_difference, by_trace = exposed_communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
     by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
     if losses and not by_rank:
@@ -220,52 +195,6 @@ def _mean(values: list[float]) -> float | None:
 
 def _totals(lists: list[list[float] | None]) -> list[float] | None:
     return [sum(values) for values in lists if values is not None] or None
-
-
-def _exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float | None, float | None]:
-    """Breakdown runs: the exchange of gradients that compute does not hide, in seconds over the timed steps.
-
-    First by difference: forward and backward with the exchange less the same steps without it, medians a step, the
-    maximum over ranks, 0 where the noise is larger. Second from the profiler's trace of some steps, by overlap.
-    """
-    if not run.spec.breakdown or timing.forward_backward is None:
-        return None, None
-    after = run.strategy.snapshot()
-    run.strategy.exchange = False
-    try:
-        without = _silent_steps(run, epoch, run.spec.steps)
-    except Unsupported:
-        # Some variants cannot leave the exchange out; their breakdown has no such column.
-        return None, None
-    finally:
-        # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
-        run.strategy.exchange = True
-        run.strategy.restore(after)
-    assert without.forward_backward is not None
-    difference = torch.tensor(timing.forward_backward).median() - torch.tensor(without.forward_backward).median()
-    steps = min(PROFILED_STEPS, run.spec.steps)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (run.rank.devices[0].type == "cuda")
-    with profile(activities=activities) as profiled:
-        _silent_steps(run, epoch, steps)
-    run.strategy.restore(after)
-    if run.spec.trace and run.rank.rank == 0:
-        profiled.export_chrome_trace(str(Path(run.spec.folder) / "trace.json.gz"))
-    ranks = run.rank.gather((float(difference), exposed_seconds(profiled) / steps))
-    timed = len(timing.steps)
-    return max(0.0, *(rank[0] * timed for rank in ranks)), max(rank[1] * timed for rank in ranks)
-
-
-def _silent_steps(run: Run, epoch: int, steps: int) -> Timing:
-    """Steps beside the timed ones: they are no progress of the run."""
-
-    class Silent:
-        def step(self, number: int) -> None:
-            pass
-
-    batches = run.batches.epoch(epoch, steps=steps)
-    heartbeat: Any = Silent()
-    timer = make_timer(run)
-    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)[0]
 
 
 def parameter_hash(strategy: Strategy) -> str:

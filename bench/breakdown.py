@@ -1,0 +1,63 @@
+"""What a breakdown run measures beside the parts of a step: the exchange of gradients that compute does not hide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.exposed import exposed_seconds
+from bench.run import Run, make_timer
+from bench.timing import Timing
+from bench.worker import run_steps
+from strategies.base import Unsupported
+
+PROFILED_STEPS = 3
+
+
+def exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float | None, float | None]:
+    """Breakdown runs: the exchange of gradients that compute does not hide, in seconds over the timed steps.
+
+    First by difference: forward and backward with the exchange less the same steps without it, medians a step, the
+    maximum over ranks, 0 where the noise is larger. Second from the profiler's trace of some steps, by overlap.
+    """
+    if not run.spec.breakdown or timing.forward_backward is None:
+        return None, None
+    after = run.strategy.snapshot()
+    run.strategy.exchange = False
+    try:
+        without = _silent_steps(run, epoch, run.spec.steps)
+    except Unsupported:
+        # Some variants cannot leave the exchange out; their breakdown has no such column.
+        return None, None
+    finally:
+        # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
+        run.strategy.exchange = True
+        run.strategy.restore(after)
+    assert without.forward_backward is not None
+    difference = torch.tensor(timing.forward_backward).median() - torch.tensor(without.forward_backward).median()
+    steps = min(PROFILED_STEPS, run.spec.steps)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (run.rank.devices[0].type == "cuda")
+    with profile(activities=activities) as profiled:
+        _silent_steps(run, epoch, steps)
+    run.strategy.restore(after)
+    if run.spec.trace and run.rank.rank == 0:
+        profiled.export_chrome_trace(str(Path(run.spec.folder) / "trace.json.gz"))
+    ranks = run.rank.gather((float(difference), exposed_seconds(profiled) / steps))
+    timed = len(timing.steps)
+    return max(0.0, *(rank[0] * timed for rank in ranks)), max(rank[1] * timed for rank in ranks)
+
+
+def _silent_steps(run: Run, epoch: int, steps: int) -> Timing:
+    """Steps beside the timed ones: they are no progress of the run."""
+
+    class Silent:
+        def step(self, number: int) -> None:
+            pass
+
+    batches = run.batches.epoch(epoch, steps=steps)
+    heartbeat: Any = Silent()
+    timer = make_timer(run)
+    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)[0]
