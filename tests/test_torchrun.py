@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaigns import save_arrays, spec
 
-from bench.data import prepare
 from bench.machine import loopback_interface
-from bench.spec import Measurement, RunSpec, measurement_path
+from bench.spec import Measurement, measurement_path
 
 
 def free_port() -> int:
@@ -22,45 +22,9 @@ def free_port() -> int:
 
 @pytest.mark.timeout(180)
 def test_two_ranks_under_torchrun_give_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = prepare("synthetic", kind="toy", data_root=tmp_path, seed=0)
     folder = tmp_path / "run"
     folder.mkdir()
-    spec = RunSpec(
-        run_id="r",
-        folder=str(folder),
-        store="env://",
-        parent_pid=0,
-        strategy="ddp",
-        strategy_files=(),
-        processes=2,
-        devices_per_process=1,
-        replicas=2,
-        device_kind="cpu",
-        backend="gloo",
-        threads_per_device=1,
-        workload="toy",
-        train_inputs=str(data.train_inputs),
-        train_targets=str(data.train_targets),
-        test_inputs=str(data.test_inputs),
-        test_targets=str(data.test_targets),
-        data_pipeline="resident",
-        loader_workers=0,
-        synthetic=True,
-        precision="fp32",
-        memory_format="contiguous",
-        compile="off",
-        options={},
-        batch_global=16,
-        accumulate=1,
-        seed=0,
-        warmup_steps=1,
-        steps=3,
-        epochs=1,
-        whole_epoch=False,
-        breakdown=False,
-        timeout_seconds=60,
-    )
-    spec.write(tmp_path / "spec.json")
+    spec(folder, save_arrays(tmp_path), store="env://", parent_pid=0).write(tmp_path / "spec.json")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", loopback_interface() or "lo")
     options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     command = ["-m", "torch.distributed.run", *options, "-m", "bench.worker", str(tmp_path / "spec.json")]

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import campaigns
 import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -35,42 +36,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def spec(folder: Path, files: tuple[Path, Path], *, batch: int, steps: int = STEPS) -> RunSpec:
-    inputs, targets = map(str, files)
-    return RunSpec(
-        run_id="r",
-        folder=str(folder),
-        store=str(folder / "store"),
-        parent_pid=os.getpid(),
-        strategy="ddp",
-        strategy_files=(),
-        processes=2,
-        devices_per_process=1,
-        replicas=2,
-        device_kind="cpu",
-        backend="gloo",
-        threads_per_device=1,
+    inputs, targets = files
+    data = {"train_inputs": inputs, "train_targets": targets, "test_inputs": inputs, "test_targets": targets}
+    made: RunSpec = campaigns.spec(
+        folder,
+        data,
         workload="resnet50-cifar10",
-        train_inputs=inputs,
-        train_targets=targets,
-        test_inputs=inputs,
-        test_targets=targets,
-        data_pipeline="resident",
-        loader_workers=0,
         synthetic=True,
-        precision="fp32",
-        memory_format="contiguous",
-        compile="off",
-        options={},
         batch_global=batch,
-        accumulate=1,
-        seed=0,
-        warmup_steps=1,
         steps=steps,
-        epochs=1,
-        whole_epoch=False,
-        breakdown=False,
-        timeout_seconds=600,
+        timeout_seconds=600.0,
     )
+    return made
 
 
 def suite_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:

@@ -1,0 +1,6 @@
+"""The benchmarks use the tests' own helpers."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
