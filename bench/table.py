@@ -69,8 +69,8 @@ def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Show]]:
         ("strategy", False, lambda row: row["strategy"] + (" (A/A)" if row["role"] == "control" else "")),
         ("devices", True, lambda row: str(row["devices"])),
         *optional,
-        ("epoch s", True, lambda row: _number(row["epoch_seconds"], ".4g")),
-        ("samples/s", True, lambda row: _number(row["samples_per_second"], ".4g")),
+        ("epoch s", True, lambda row: _figure(row["epoch_seconds"])),
+        ("samples/s", True, lambda row: _figure(row["samples_per_second"])),
         ("speedup", True, _speedup),
         ("n", True, lambda row: _number(row["pairs"], "d")),
         ("efficiency", True, lambda row: _number(row["efficiency"], ".0%")),
@@ -82,6 +82,13 @@ def _columns(rows: Sequence[Row]) -> list[tuple[str, bool, Show]]:
 
 def _number(value: Any, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _figure(value: float | None) -> str:
+    """Four digits, and no powers of ten for a person to read: 0.08999, 501.4, 45,514."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _speedup(row: Row) -> str:

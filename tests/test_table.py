@@ -146,3 +146,9 @@ def test_the_document_is_one_line_with_all_cells(tmp_path):
     assert (found["exit_code"], found["command"], found["notice"]) == (1, "bench run", "N.")
     assert [(cell["strategy"], cell["status"]) for cell in found["cells"]] == [("single", "ok"), ("ddp", "crashed")]
     assert found["cells"][1]["speedup"] is None
+
+
+def test_figures_are_written_without_powers_of_ten() -> None:
+    from bench.table import _figure
+
+    assert [_figure(value) for value in (0.0899912, 501.44, 45514.7, None)] == ["0.08999", "501.4", "45,515", ""]
