@@ -37,7 +37,7 @@ WEIGHTS = {
     "interrupt_parent": 1,
     "kill_parent": 1,
 }
-HANG_SECONDS = 15
+HANG_SECONDS = 40
 STEPS, RANKS = 3, 2
 
 

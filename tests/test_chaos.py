@@ -9,16 +9,18 @@ from collections import Counter
 from pathlib import Path
 
 import chaos
+import pytest
 from fault_strategies import PHASES, Fault
 
 
+@pytest.mark.timeout(420)
 def test_every_kind_of_fault_keeps_its_row() -> None:
     script = Path(chaos.__file__)
     done = subprocess.run(
         [sys.executable, str(script), "--runs", "10", "--seed", "1"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -484,7 +484,7 @@ def test_download_over_its_limit(tmp_path: Path, server: str) -> None:
     now = iter([0.0, 0.0, 61.0])
     with pytest.raises(DownloadFailed, match=r"^the time limit came after 0\.\d of 0\.\d MB$"):
         download(
-            f"{server}/stall", tmp_path / "file", md5="", timeout_seconds=5, limit_seconds=60, clock=lambda: next(now)
+            f"{server}/stall", tmp_path / "file", md5="", timeout_seconds=50, limit_seconds=60, clock=lambda: next(now)
         )
     assert list(tmp_path.iterdir()) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.exposed import exposed_seconds, is_communication, uncovered, union
@@ -31,6 +31,7 @@ def test_what_compute_does_not_cover(communication: list, compute: list, expecte
     assert uncovered(communication, compute) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(interval, max_size=6), st.lists(interval, max_size=6))
 def test_it_equals_counting_unit_cells(communication: list, compute: list) -> None:
     cells = {cell for begin, end in communication for cell in range(begin, end)}

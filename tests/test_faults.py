@@ -59,7 +59,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
     folder = tmp_path_factory.mktemp("hanging")
     table = write_table(folder / "faults.py", HANGING)
     process = start(
-        toy(folder / "out", "--strategy-file", str(table), "--timeout", "25", strategies=list(HANGING)),
+        toy(folder / "out", "--strategy-file", str(table), "--timeout", "45", strategies=list(HANGING)),
     )
     yield folder / "out", process
     process.kill()
@@ -70,7 +70,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
 def hung(hanging: tuple[Path, subprocess.Popen[str]], campaign: Path) -> Path:
     """That campaign's folder once it has ended."""
     out, process = hanging
-    _, errors = process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=270)
     assert process.returncode == 1, errors
     return out
 
@@ -157,9 +157,11 @@ def test_a_slow_rank_is_measured_at_its_pace(campaign: Path, table: dict[str, di
     assert table["slow_1"]["status"] == "ok"
     assert float(table["slow_1"]["timed_seconds"]) >= 0.3
     by_step = [row for row in rows(campaign, "steps.csv") if row["run_id"] == table["slow_1"]["run_id"]]
-    slow = [row for row in by_step if float(row["seconds"]) >= 0.29]
     # Strategy's third step is the timed region's second; the healthy rank waits in it for the slow one.
-    assert {(row["rank"], row["step"]) for row in slow} == {("0", "1"), ("1", "1")}
+    for rank in ("0", "1"):
+        slowest = max((row for row in by_step if row["rank"] == rank), key=lambda row: float(row["seconds"]))
+        assert slowest["step"] == "1"
+        assert float(slowest["seconds"]) >= 0.15
 
 
 @pytest.mark.parametrize(("name", "signal_name"), [("abort_at_exit_1", "SIGABRT"), ("kill_close_1", "SIGKILL")])
@@ -174,7 +176,7 @@ def test_a_rank_that_hangs_in_a_step_is_told_from_the_one_that_waits(hung: Path)
     """Both ranks are at the same step: only their stacks say which of them is in the collective."""
     row = by_strategy(hung)["hang_later_1"]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("no result after 25 s; behind the others: rank 1 in timed after step 1, ")
+    assert row["reason"].startswith("no result after 45 s; behind the others: rank 1 in timed after step 1, ")
     assert "in hang_on_purpose, fault_strategies.py line" in row["reason"]
     assert "rank 0" not in row["reason"]
     stack = next(hung.glob("logs/b00-hang_later_1-*/rank1.stack.log")).read_text()
@@ -184,7 +186,7 @@ def test_a_rank_that_hangs_in_a_step_is_told_from_the_one_that_waits(hung: Path)
 def test_a_rank_that_hangs_while_building_is_named(hung: Path) -> None:
     row = by_strategy(hung)["hang_build_0"]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("no result after 25 s; behind the others: rank 0 in build, ")
+    assert row["reason"].startswith("no result after 45 s; behind the others: rank 0 in build, ")
     assert "rank 1" not in row["reason"]
 
 
@@ -213,8 +215,15 @@ def test_an_endless_message_is_cut_and_stays_one_line(campaign: Path, table: dic
 
 def test_what_a_rank_started_ends_with_it(table: dict[str, dict[str, str]]) -> None:
     assert table["child_1"]["status"] == "ok"
-    sleepers = [p.pid for p in psutil.process_iter() if _cmdline(p)[1:] == ["-c", "import time; time.sleep(600)"]]
-    assert sleepers == []
+    words = ["-c", "import time; time.sleep(600)"]
+    assert [p.pid for p in psutil.process_iter() if _cmdline(p)[1:] == words and _of_this_session(p)] == []
+
+
+def _of_this_session(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get("STRATEGYBENCH_TEST_SESSION") == os.environ["STRATEGYBENCH_TEST_SESSION"]
+    except psutil.Error:
+        return False
 
 
 def _cmdline(process: psutil.Process) -> list[str]:
@@ -267,9 +276,14 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
     assert outcome.reason == f"rank {rank} in evaluate: DeliberateError: rank {rank} was told to fail in evaluate"
 
 
-def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(tmp_path: Path) -> None:
+def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench import launch as launching
     from bench.launch import launch
 
+    # Looked at in every poll: the group of so short a run is up for tenths of a second.
+    monkeypatch.setattr(launching, "PROGRESS_SECONDS", 0.0)
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "rendezvous").write_bytes(os.urandom(4096))

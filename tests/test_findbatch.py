@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.csvfile import read_rows
@@ -38,6 +38,7 @@ def memory_of(capacity: int, asked: list[int]):
     return try_batch
 
 
+@settings(deadline=None)
 @given(
     capacity=st.integers(0, 5000),
     start=st.integers(1, 600),

@@ -19,7 +19,7 @@ def run(monkeypatch: pytest.MonkeyPatch, results: Path | None) -> nbformat.Noteb
         monkeypatch.setenv("STRATEGYBENCH_RESULTS", str(results))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    NotebookClient(notebook, timeout=120, resources=resources).execute()
+    NotebookClient(notebook, timeout=120, startup_timeout=180, resources=resources).execute()
     return notebook
 
 

@@ -42,7 +42,17 @@ def browse(tmp_path: Path, page: Path, width: int, *more: str) -> subprocess.Com
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", *more]
     # Its own home and no session bus: nothing of the user's configuration is read or written.
     env = {**os.environ, "HOME": str(tmp_path), "DBUS_SESSION_BUS_ADDRESS": "disabled:"}
-    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, env=env, check=True)
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, page.as_uri()], capture_output=True, text=True, timeout=120, env=env, check=True
+        )
+
+    try:
+        return start()
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        # A browser that did not come up says nothing about the page; one that fails twice does.
+        return start()
 
 
 def framed(tmp_path: Path, page: Path, width: int) -> Path:

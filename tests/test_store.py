@@ -121,7 +121,7 @@ def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path) -> None:
         assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
         assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 # -- files that a person or another version changed --------------------------------------------------------------------
@@ -296,7 +296,10 @@ def test_an_anonymous_campaign_names_neither_host_nor_user(tmp_path: Path) -> No
     # Compressed pixels may hold any few letters by chance; what a picture says stands in its SVG twin.
     files = [path for path in files if path.suffix != ".png"]
     assert {"runs.csv", "environment.json", "matrix.toml", "report.html"} <= {path.name for path in files}
-    for word in ("alicetester", platform.node()):
+    # A host of an everyday name would be found in any text.
+    host = platform.node()
+    everyday = {"", "cpu", "test", "bench", "single", "main", "linux", "localhost"}
+    for word in ("alicetester", *([] if host.lower() in everyday else [host])):
         pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])".encode(), re.IGNORECASE)
         assert [path.name for path in files if pattern.search(path.read_bytes())] == []
         assert word not in folder.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,8 +54,9 @@ def test_tensorboard_reads_back_what_the_rows_say(folder: Path, tmp_path: Path) 
 
 
 def test_wandb_writes_an_offline_run_a_cell(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
     names = track(folder, "wandb", out=tmp_path)
     runs = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(runs) == len(names) >= 2
