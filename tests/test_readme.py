@@ -116,3 +116,10 @@ def test_the_benchmarks_are_found_by_readme_s_command() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("::test_") >= 8
+
+
+def test_the_table_is_the_reference_campaign_s_own() -> None:
+    """Mend with: bench export --format markdown results/reference/cpu-2-cores-epoch."""
+    from bench.export import export
+
+    assert export(ROOT / "results" / "reference" / "cpu-2-cores-epoch", "markdown").strip() in README

@@ -24,8 +24,8 @@ from strategies.base import Context
 from strategies.single import Single
 
 BATCH = 128
-STEPS = 4
-PAIRS = 12
+STEPS = 3
+PAIRS = 10
 LIMIT = 1.02
 
 
