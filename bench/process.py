@@ -70,9 +70,16 @@ def _text(error: BaseException) -> str:
         return "(its message could not be made)"
 
 
+def _own_words(text: str) -> str:
+    """A loader worker's error arrives as text with its traceback in it: its own words are the last line."""
+    head, mark, rest = text.partition("Original Traceback (most recent call last)")
+    lines = [line for line in rest.splitlines() if line.strip()]
+    return f"{head.strip()} {lines[-1].strip()}" if mark and lines else text
+
+
 def describe(error: BaseException, kind: str, spec: RunSpec, rank: int) -> str:
     """The message for the row: one line, not too long; for oom with the batch and the device that did not hold it."""
-    message = " ".join(_text(error).split()).encode("utf-8", "replace").decode("utf-8")
+    message = " ".join(_own_words(_text(error)).split()).encode("utf-8", "replace").decode("utf-8")
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[:_LONGEST_MESSAGE]}... (whole in the log)"
     if kind != "oom":

@@ -331,3 +331,14 @@ def test_an_ignored_hangup_stays_ignored() -> None:
 def test_outside_a_campaign_nothing_is_held() -> None:
     with interrupts.undisturbed(), pytest.raises(json.JSONDecodeError):
         json.loads("{")
+
+
+def test_a_loader_worker_s_error_is_told_in_its_own_words() -> None:
+    from bench.process import _own_words
+
+    text = (
+        "Caught RuntimeError in DataLoader worker process 0.\n"
+        'Original Traceback (most recent call last):\n  File "x.py", line 1, in f\nRuntimeError: no room\n'
+    )
+    assert _own_words(text) == "Caught RuntimeError in DataLoader worker process 0. RuntimeError: no room"
+    assert _own_words("plain") == "plain"
