@@ -9,6 +9,8 @@ above 1 is always faster. The verdict of a cell:
     UNCLEAR   neither: the runs do not settle it, and with one run on a side there is no interval at all
     MISSING   no ok run on one side; a regression where the base was ok and the new campaign is not
 
+A cell that is unsupported in both has nothing to be compared; the header names it.
+
 Runs are independent, so the interval is Welch's on logs over runs, with Mann-Whitney's p as a check. Where both
 folders hold the very same runs (a campaign and its copy), values are paired run by run instead.
 """
@@ -96,11 +98,14 @@ def compare(
     if not any(cell.counts for cell in sides[0].values()):
         raise UserError(f"{base} holds no ok run that could be compared with")
     keys = sorted(sides[0].keys() | sides[1].keys(), key=sort_key)
+    never = [key for key in keys if all(_unsupported(side.get(key)) for side in sides)]
+    keys = [key for key in keys if key not in never]
     rows = [_measure(key, sides[0].get(key), sides[1].get(key), confidence=confidence) for key in keys]
     header = (
         f"base {base} (commit {_commits(before)}), new {new} (commit {_commits(after)})",
         f"ratio: new samples/s / base, {100 * confidence:g} % interval; SAME within a margin of {100 * margin:g} %",
         *(f"differs, compared by force: {difference}" for difference in differences),
+        *([f"not compared, since unsupported in both: {', '.join(map(_place, never))}"] if never else []),
     )
     return Comparison(_decide(rows, margin=margin, confidence=confidence), header, margin, confidence)
 
@@ -115,6 +120,16 @@ def _cells(campaign: Campaign) -> dict[Key, Cell]:
         key = tuple(cell[name] for name in PAIRED_BY)
         found[key] = replace(found[key], runs=found[key].runs + cell.runs) if key in found else cell
     return found
+
+
+def _unsupported(cell: Cell | None) -> bool:
+    return cell is not None and cell.status == "unsupported"
+
+
+def _place(key: Key) -> str:
+    factors = dict(zip(PAIRED_BY, key, strict=True))
+    words = [f"{factors['strategy']}@{factors['devices']}", factors["precision"], factors["scaling"]]
+    return " ".join(str(word) for word in words if word and word != "strong")
 
 
 def _commits(campaign: Campaign) -> str:

@@ -38,6 +38,15 @@ def test_a_campaign_is_the_same_as_itself(tmp_path, blocks, noise):
     assert len(found.rows) == 5
 
 
+def test_a_cell_that_is_unsupported_in_both_is_named_and_not_compared(tmp_path):
+    rows = [row("single", 1, 0), failed("dp", 2, 0, status="unsupported")]
+    found = compare(*campaigns(tmp_path, rows, rows))
+    assert verdicts(found) == {"single@1": "SAME"}
+    assert found.header[-1] == "not compared, since unsupported in both: dp@2 fp32"
+    one_side = compare(*campaigns(tmp_path / "x", rows, rows[:1]))
+    assert verdicts(one_side) == {"single@1": "SAME", "dp@2": "MISSING"}
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.15])
 def test_a_copy_whose_ddp_times_are_ten_percent_longer_is_slower_there_only(tmp_path, noise):
     rows = noisy_campaign(seed=4, noise=noise)
