@@ -173,7 +173,8 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _make_run(rows: list[dict[str, Any]]) -> Run:
+def make_run(rows: list[dict[str, Any]]) -> Run:
+    """The rows of one run_id, one an epoch, as a run."""
     rows.sort(key=lambda row: sort_key([row.get("epoch"), row.get("timed_seconds")]))
     status = min((row["status"] for row in rows), key=lambda s: WORST_FIRST.index(s) if s in WORST_FIRST else 0)
     reason = next((row["reason"] for row in rows if row["status"] == status and row.get("reason")), "")
@@ -192,7 +193,7 @@ def collect(runs: pd.DataFrame) -> list[Cell]:
             by_run[(row.get("campaign_id"), row["run_id"])].append(row)
     by_cell: dict[Key, list[Run]] = defaultdict(list)
     for rows in by_run.values():
-        run = _make_run(rows)
+        run = make_run(rows)
         by_cell[tuple(run.first(name) for name in (*FACTORS, "environment_id"))].append(run)
     return [_make_cell(key, by_cell[key]) for key in sorted(by_cell, key=sort_key)]
 

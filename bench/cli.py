@@ -76,6 +76,10 @@ def run(
     ] = None,
     max_blocks: Annotated[int | None, typer.Option(help="blocks auto: most blocks.")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which no further block begins.")] = None,
+    repeat_disturbed: Annotated[
+        int | None,
+        typer.Option(help="Times to repeat a run that a throttling device or another process disturbed."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
     threads_per_device: Annotated[int | None, typer.Option(help="CPU threads of each device.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds a single run may take.")] = None,
@@ -128,6 +132,7 @@ def run(
         "precision_target": precision_target,
         "max_blocks": max_blocks,
         "time_limit": time_limit,
+        "repeat_disturbed": repeat_disturbed,
         "seed": seed,
         "threads_per_device": threads_per_device,
         "timeout": timeout,

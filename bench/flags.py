@@ -88,6 +88,12 @@ def cell_flags(cell: Cell, *, interval: Interval | None = None) -> list[Flag]:
     return [flag for flag in found if flag is not None]
 
 
+def disturbance(run: Run) -> str:
+    """What outside the suite disturbed this run, in words; "" where nothing did. Its speed plays no part in it."""
+    checks = (_foreign_cpu, _throttle, _low_clock, _foreign_gpu)
+    return " | ".join(flag.text for check in checks if (flag := check([run])) is not None)
+
+
 def campaign_drift(cells: Sequence[Cell]) -> Flag | None:
     """Whether throughput changed with the order of the runs, over all cells of one machine together."""
     runs = sorted(((run.moment, cell.key, run) for cell in cells for run in cell.ok_runs), key=lambda item: item[:1])

@@ -66,6 +66,7 @@ class Matrix:
     precision_target: float | None = None
     max_blocks: int = 30
     time_limit: float | None = None
+    repeat_disturbed: int = 0
     loader_workers: int = 2
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -182,6 +183,7 @@ TOP_KEYS: dict[str, Callable[[Any], Any]] = {
     "precision_target": _number,
     "max_blocks": _integer(2),
     "time_limit": _number,
+    "repeat_disturbed": _integer(0),
     "loader_workers": _integer(0),
     "options": _options,
 }

@@ -37,20 +37,18 @@ class Done:
 
     def __init__(self, path: Path) -> None:
         self.rows = read_rows(path, RUN_COLUMNS) if path.exists() else []
-        self._finished: set[tuple[RowKey, int]] = set()
-        self._attempts: dict[tuple[RowKey, int], int] = {}
+        self._last: dict[tuple[RowKey, int], tuple[int, str]] = {}
         for row in self.rows:
-            place = (row_key(row), row["block"] or 0)
-            self._attempts[place] = max(self._attempts.get(place, 0), row["attempt"] or 1)
-            if row["status"] != "interrupted":
-                self._finished.add(place)
+            place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1
+            if attempt >= self._last.get(place, (0, ""))[0]:
+                self._last[place] = (attempt, row["status"])
 
     def finished(self, cell: Cell, block: int) -> bool:
-        """Whether this cell has a row in this block other than an interrupted one."""
-        return (cell.key, block) in self._finished
+        """Whether this cell has a row in this block, its last attempt other than interrupted."""
+        return self._last.get((cell.key, block), (0, "interrupted"))[1] != "interrupted"
 
     def next_attempt(self, cell: Cell, block: int) -> int:
-        return self._attempts.get((cell.key, block), 0) + 1
+        return self._last.get((cell.key, block), (0, ""))[0] + 1
 
 
 def check_same_environment(folder: Path, environment: Mapping[str, Any], *, force: bool) -> list[str]:

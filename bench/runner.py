@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, machine
+from bench.cells import make_run
 from bench.csvfile import write_rows, write_text_atomically
 from bench.data import PreparedData
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
 from bench.findbatch import SEARCH_COLUMNS, Search, search, search_rows
+from bench.flags import disturbance
 from bench.interrupts import Interrupted, interruptible, undisturbed
 from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
@@ -76,6 +78,7 @@ class Runner:
         self._flops = next((row["flops_per_sample"] for row in self.done.rows if row["flops_per_sample"]), None)
         self._losses: dict[tuple[Any, ...], tuple[float | None, float | None]] = {}
         self._begun = time.monotonic()
+        self._left = 0
 
     def run(self) -> int:
         """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
@@ -112,7 +115,7 @@ class Runner:
             order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
             missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
             blocks = self.job.matrix.blocks
-            self.reporter.plan(len(missing) + len(order) * max(0, blocks - block - 1))
+            self._plan(len(missing) + len(order) * max(0, blocks - block - 1))
             for place, cell in missing:
                 self._one(cell, block, place)
             if missing:
@@ -133,8 +136,21 @@ class Runner:
                 return decision
             block += 1
 
+    def _plan(self, runs: int) -> None:
+        self._left = runs
+        self.reporter.plan(runs)
+
     def _one(self, cell: Cell, block: int, place: int) -> None:
+        """Measure a cell; again, as often as the matrix allows, while something from outside disturbed the run."""
         attempt = self.done.next_attempt(cell, block)
+        last = attempt + self.job.matrix.repeat_disturbed
+        while disturbed := self._attempt(cell, block, place, attempt, repeatable=attempt < last):
+            self._plan(self._left + 1)
+            self.reporter.note(f"{cell}: measuring it again, since it was disturbed: {disturbed}")
+            attempt += 1
+
+    def _attempt(self, cell: Cell, block: int, place: int, attempt: int, *, repeatable: bool) -> str:
+        """One run and its rows. Returns what disturbed it where it is to be repeated for that, else ""."""
         run_id = self._run_id(cell, block, attempt)
         facts = RunFacts(run_id, block, place, attempt, _now(), {}, self._flops, self._base_losses(cell))
         spec = self._spec(cell, run_id)
@@ -156,8 +172,9 @@ class Runner:
             # From here to its row a run is not interrupted any more: it would be neither measured nor missing.
             with undisturbed():
                 recorded = True
-                self._record(cell, facts, outcome, telemetry.result())
+                disturbed = self._record(cell, facts, outcome, telemetry.result(), repeatable=repeatable)
                 self._tidy(Path(spec.folder))
+                return disturbed
         except Interrupted as signal:
             if not recorded:
                 outcome = Outcome("interrupted", f"ended by {signal.name}")
@@ -165,15 +182,23 @@ class Runner:
                 self.store.note_idle()
             raise
 
-    def _record(self, cell: Cell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any]) -> None:
+    def _record(
+        self, cell: Cell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any], *, repeatable: bool
+    ) -> str:
         if outcome.measurement and outcome.measurement.flops_per_sample:
             self._flops = outcome.measurement.flops_per_sample
         facts = replace(facts, telemetry=telemetry, flops_per_sample=self._flops)
         rows = run_rows(self.job.facts, cell, facts, outcome)
+        disturbed = disturbance(make_run(rows)) if repeatable and rows[0]["status"] == "ok" else ""
+        if disturbed:
+            mark = f"disturbed and measured again ({disturbed})"
+            rows = [row | {"warnings": " | ".join(filter(None, (row["warnings"], mark)))} for row in rows]
         self.store.add(rows, step_rows(facts.run_id, outcome.measurement))
         self.store.note_idle()
         self._remember_losses(cell, rows)
+        self._left -= 1
         self.reporter.end(str(cell), describe(rows))
+        return disturbed
 
     def find_batches(self) -> list[str]:
         """Search each cell's largest batch a replica, write batch_search.csv, and say what was found, a line a cell."""

@@ -129,6 +129,7 @@ WRONG_VALUES = {
     "precision_target": ["0", '"1 %"', "-0.1"],
     "max_blocks": ["1", '"x"'],
     "time_limit": ["0", '"2h"'],
+    "repeat_disturbed": ["-1", "true", "1.5"],
     "options": ["3", "[]", "{ ddp = 3 }"],
 }
 
@@ -320,6 +321,7 @@ matrices = st.builds(
     precision_target=st.none() | positive,
     max_blocks=st.integers(2, 99),
     time_limit=st.none() | positive,
+    repeat_disturbed=st.integers(0, 9),
     options=st.dictionaries(texts, st.dictionaries(texts, value | st.lists(value, max_size=3), max_size=2), max_size=2),
 )
 

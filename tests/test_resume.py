@@ -63,6 +63,15 @@ def test_an_interrupted_run_is_missing_and_its_next_attempt_is_counted(tmp_path:
     assert found.finished(CELL, 0)
 
 
+def test_the_last_attempt_says_whether_a_run_is_finished(tmp_path: Path) -> None:
+    """A run that was being repeated when the campaign was interrupted is measured again."""
+    first, second = row_of(CELL, block=0, status="ok"), row_of(CELL, block=0, status="interrupted", attempt=2)
+    for rows in ((first, second), (second, first)):
+        found = done(tmp_path, *rows)
+        assert not found.finished(CELL, 0)
+        assert found.next_attempt(CELL, 0) == 3
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,0 +1,123 @@
+"""The rule for disturbed runs: measured again as often as the matrix says, whatever came out; every row stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_rows import CELL, epoch, facts, measurement
+
+from bench import runner as runner_module
+from bench.cells import make_run
+from bench.columns import RUN_COLUMNS
+from bench.csvfile import read_rows
+from bench.flags import disturbance
+from bench.launch import Outcome
+from bench.matrix import Group, Matrix
+from bench.progress import Quiet
+from bench.runner import Job, Runner
+from bench.store import Store
+from bench.summary import campaign_summary
+
+CALM: dict[str, Any] = {"foreign_cpu_fraction": 0.01}
+BUSY: dict[str, Any] = {"foreign_cpu_fraction": 0.4}
+
+
+class FakeTelemetry:
+    """Gives each run the next of the prepared readings."""
+
+    readings: Iterator[dict[str, Any]]
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> FakeTelemetry:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def result(self) -> dict[str, Any]:
+        return next(self.readings)
+
+
+def campaign(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *readings: dict[str, Any],
+    repeat: int,
+    outcome: Outcome | None = None,
+) -> list[dict[str, Any]]:
+    """The rows of one cell whose runs meet these readings; every prepared reading is used."""
+    FakeTelemetry.readings = iter(readings)
+    seconds = iter(range(1, 9))
+
+    def launch(*_: Any, **__: Any) -> Outcome:
+        # Each attempt is slower than the one before: the rule does not look at speed.
+        return outcome or Outcome("ok", measurement=measurement(epoch(timed_seconds=[float(next(seconds))] * 2)))
+
+    monkeypatch.setattr(runner_module, "Telemetry", FakeTelemetry)
+    monkeypatch.setattr(runner_module, "launch", launch)
+    matrix = Matrix("m", (Group(("ddp",), (2,)),), repeat_disturbed=repeat)
+    store = Store(folder)
+    try:
+        Runner(Job(matrix, [CELL], facts(), {}, "bench run"), store, Quiet()).run()
+    finally:
+        store.close()
+    assert list(FakeTelemetry.readings) == []
+    return read_rows(folder / "runs.csv", RUN_COLUMNS)
+
+
+def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    assert [(row["attempt"], row["status"], row["timed_seconds"]) for row in rows] == [(1, "ok", 1.0), (2, "ok", 2.0)]
+    mark = "disturbed and measured again (load from other processes: up to 40 % of all cores in 1 run of 1)"
+    assert [mark in row["warnings"] for row in rows] == [True, False]
+    (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
+    # The last attempt counts: 1050 samples at 200 / 2 s.
+    assert summary["epoch_seconds"] == pytest.approx(10.5)
+    assert summary["flags"] == "measured again: 1 run repeated, the last attempt counts"
+
+
+def test_it_is_repeated_no_more_than_the_matrix_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = campaign(tmp_path / "out", monkeypatch, BUSY, BUSY, BUSY, repeat=2)
+    assert [row["attempt"] for row in rows] == [1, 2, 3]
+    assert ["measured again" in row["warnings"] for row in rows] == [True, True, False]
+    (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
+    assert "load from other processes: up to 40 % of all cores in 1 run of 1" in summary["flags"]
+
+
+@pytest.mark.parametrize(("reading", "repeat"), [(CALM, 3), (BUSY, 0)], ids=["undisturbed", "no-repeats"])
+def test_other_runs_are_measured_once(
+    reading: dict[str, Any], repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(campaign(tmp_path / "out", monkeypatch, reading, repeat=repeat)) == 1
+
+
+def test_a_failed_run_is_not_repeated_for_being_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = campaign(tmp_path / "out", monkeypatch, BUSY, repeat=3, outcome=Outcome("crashed", "its own words"))
+    assert (row["status"], row["warnings"]) == ("crashed", "")
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        (CALM, ""),
+        ({}, ""),
+        ({"gpu_throttle_reasons": "gpu_idle"}, ""),
+        ({"gpu_clock_fraction": 0.8}, ""),
+        (BUSY, "load from other processes"),
+        ({"gpu_throttle_reasons": "sw_power_cap"}, "GPU throttled"),
+        ({"gpu_clock_fraction": 0.5}, "low GPU clock"),
+        ({"gpu_foreign_processes": 1}, "foreign process on the GPU"),
+    ],
+    ids=str,
+)
+def test_what_counts_as_disturbed(reading: dict[str, Any], words: str) -> None:
+    row = {"status": "ok", "reason": "", "epoch": 1, "timed_samples": 10, "timed_seconds": 1.0, **reading}
+    assert disturbance(make_run([row])).startswith(words)
+    assert bool(disturbance(make_run([row]))) == bool(words)
