@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.exposed import exposed_seconds
+from bench.exposed import communication_seconds
 from bench.run import Run, make_timer
 from bench.timing import Timing
 from bench.worker import run_steps
@@ -17,21 +17,22 @@ from strategies.base import Unsupported
 PROFILED_STEPS = 3
 
 
-def exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float | None, float | None]:
-    """Breakdown runs: the exchange of gradients that compute does not hide, in seconds over the timed steps.
+def communication(run: Run, epoch: int, timing: Timing) -> dict[str, Any]:
+    """Breakdown runs: the exchange of gradients, in seconds over the timed steps, maxima over ranks.
 
-    First by difference: forward and backward with the exchange less the same steps without it, medians a step, the
-    maximum over ranks, 0 where the noise is larger. Second from the profiler's trace of some steps, by overlap.
+    `exposed_comm` is what compute does not hide, by difference: forward and backward with the exchange less the same
+    steps without it, medians a step, 0 where the noise is larger. `exposed_comm_trace` is the same from the profiler's
+    trace of some steps, by overlap, and `comm_trace` all collectives in it.
     """
     if not run.spec.breakdown or timing.forward_backward is None:
-        return None, None
+        return {}
     after = run.strategy.snapshot()
     run.strategy.exchange = False
     try:
         without = _silent_steps(run, epoch, run.spec.steps)
     except Unsupported:
         # Some variants cannot leave the exchange out; their breakdown has no such column.
-        return None, None
+        return {}
     finally:
         # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
         run.strategy.exchange = True
@@ -45,9 +46,9 @@ def exposed_communication(run: Run, epoch: int, timing: Timing) -> tuple[float |
     run.strategy.restore(after)
     if run.spec.trace and run.rank.rank == 0:
         profiled.export_chrome_trace(str(Path(run.spec.folder) / "trace.json.gz"))
-    ranks = run.rank.gather((float(difference), exposed_seconds(profiled) / steps))
-    timed = len(timing.steps)
-    return max(0.0, *(rank[0] * timed for rank in ranks)), max(rank[1] * timed for rank in ranks)
+    ranks = run.rank.gather((float(difference), *(seconds / steps for seconds in communication_seconds(profiled))))
+    by_difference, everything, exposed = (max(column) * len(timing.steps) for column in zip(*ranks, strict=True))
+    return {"exposed_comm": max(0.0, by_difference), "comm_trace": everything, "exposed_comm_trace": exposed}
 
 
 def _silent_steps(run: Run, epoch: int, steps: int) -> Timing:

@@ -15,16 +15,20 @@ ROLES = ("measure", "control", "breakdown")
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `kind` is `str`, `int`, `float` or `bool` (written `true` or `false`)."""
+    """One column. `kind` is `str`, `int`, `float` or `bool` (written `true` or `false`).
+
+    `added` columns came after the first files of this schema version: where a file lacks one, it reads as blank.
+    """
 
     name: str
     kind: str
     unit: str
     meaning: str
+    added: bool = False
 
 
-def _columns(*rows: tuple[str, str, str, str]) -> tuple[Column, ...]:
-    return tuple(Column(*row) for row in rows)
+def _columns(*rows: tuple[str, str, str, str] | Column) -> tuple[Column, ...]:
+    return tuple(row if isinstance(row, Column) else Column(*row) for row in rows)
 
 
 RUN_COLUMNS = _columns(
@@ -84,6 +88,7 @@ RUN_COLUMNS = _columns(
     ("optimizer_seconds", "float", "s", "breakdown runs only: optimizer, maximum over ranks"),
     ("exposed_comm_seconds", "float", "s", "breakdown runs only: forward and backward, less the same without exchange"),
     ("exposed_comm_trace_seconds", "float", "s", "breakdown runs only: the same from the profiler's trace, by overlap"),
+    Column("comm_trace_seconds", "float", "s", "breakdown runs only: all collectives in that trace", added=True),
     ("launch_seconds", "float", "s", "process start and imports, maximum over ranks"),
     ("init_seconds", "float", "s", "process-group start, maximum over ranks"),
     ("build_seconds", "float", "s", "data on the device, model, wrap, optimizer; maximum over ranks"),
@@ -101,6 +106,14 @@ RUN_COLUMNS = _columns(
     ),
     ("peak_memory_bytes_min", "int", "B", "peak allocated, the emptiest device; blank on CPU"),
     ("host_peak_rss_bytes", "int", "B", "peak resident memory, summed over ranks"),
+    Column(
+        "host_pss_bytes",
+        "int",
+        "B",
+        "memory of all ranks after the last epoch, pages that they share counted once (Linux's PSS); blank elsewhere",
+        added=True,
+    ),
+    Column("gradient_bytes", "int", "B", "gradients of one replica: what a step has to exchange", added=True),
     ("loss_first", "float", "", "training loss of the first timed step, mean over replicas"),
     ("loss_last", "float", "", "training loss of the last timed step, mean over replicas"),
     ("test_accuracy", "float", "", "exact share of the test set, 0 to 1; blank for part of an epoch or synthetic data"),

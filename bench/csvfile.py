@@ -137,8 +137,9 @@ def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) ->
 def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Read a file of these columns as dictionaries of typed values.
 
-    Columns added by hand are passed over; CRLF is accepted. Raises UserError naming the file, and the line where
-    there is one, when the file is empty, a column is missing, or a value is not of its column's type.
+    Columns added by hand are passed over, those that the suite added later read as blank, and CRLF is accepted.
+    Raises UserError naming the file, and the line where there is one, when the file is empty, a column is missing,
+    or a value is not of its column's type.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -146,17 +147,18 @@ def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             header = next(reader, None)
             if not header:
                 raise UserError(f"{path} is empty; a file of this suite begins with its header")
-            missing = [column.name for column in columns if column.name not in header]
+            missing = [column.name for column in columns if column.name not in header and not column.added]
             if missing:
                 raise UserError(f"{path} lacks the columns {', '.join(missing)}; it is not of schema version 1")
-            places = [(column, header.index(column.name)) for column in columns]
+            places = [(column, header.index(column.name)) for column in columns if column.name in header]
+            blank = {column.name: parse_value(column, "") for column in columns if column.name not in header}
             rows = []
             for cells in reader:
                 if not cells:
                     continue
                 if len(cells) < len(header):
                     raise UserError(f"{path}, line {reader.line_num}: {len(cells)} values for {len(header)} columns")
-                row = {}
+                row = dict(blank)
                 for column, place in places:
                     try:
                         row[column.name] = parse_value(column, cells[place])

@@ -44,15 +44,15 @@ def is_communication(name: str) -> bool:
     return name.startswith("gloo:") or (name.startswith("nccl") and "Kernel" in name)
 
 
-def exposed_seconds(profiled: profile) -> float:
-    """Exposed communication in everything that was profiled, in seconds."""
+def communication_seconds(profiled: profile) -> tuple[float, float]:
+    """All communication in everything that was profiled, and the exposed part of it, in seconds."""
     events: list[Any] = list(profiled.events() or [])
     # Annotations are projected on the device's timeline too: `nccl:all_reduce` would hide the kernel that it names.
     on_device = [event for event in events if event.device_type.name == "CUDA" and not _is_annotation(event)]
     seen = on_device or events
     communication = [_interval(event) for event in seen if is_communication(event.name)]
     compute = [_interval(event) for event in seen if _computes(event.name, on_device=bool(on_device))]
-    return uncovered(communication, compute) * _MICROSECONDS
+    return uncovered(communication, ()) * _MICROSECONDS, uncovered(communication, compute) * _MICROSECONDS
 
 
 def _computes(name: str, *, on_device: bool) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench import workloads
-from bench.breakdown import exposed_communication
+from bench.breakdown import communication
 from bench.checkpoint import load_checkpoint, save_checkpoint
 from bench.flops import flops_per_sample
 from bench.heartbeat import Heartbeat
@@ -55,7 +55,9 @@ def stopwatch() -> Iterator[Stopwatch]:
 def build(spec: RunSpec, rank: Rank) -> Run:
     """Dataset on the device, model, wrap and optimizer; every rank starts from the same weights."""
     workload = workloads.load(spec.workload)
-    samples = Samples.load(Path(spec.train_inputs), Path(spec.train_targets), rank.devices[0])
+    # Loader workers transform on the host; only their batches go to the device.
+    home = torch.device("cpu") if spec.data_pipeline == "loader" else rank.devices[0]
+    samples = Samples.load(Path(spec.train_inputs), Path(spec.train_targets), home)
     registry = Registry.collect([Path(path) for path in spec.strategy_files])
     strategy = registry.load(spec.strategy)()
     context = Context(
@@ -87,9 +89,8 @@ def make_batches(spec: RunSpec, rank: Rank, samples: Samples, workload: Workload
     """The batches of this rank's shard, by the pipeline that the cell names."""
     resident = TrainingBatches(samples, workload, spec.batch_global, rank.shard, spec.shards, spec.seed)
     if spec.data_pipeline == "loader":
-        host = Samples.load(Path(spec.train_inputs), Path(spec.train_targets), torch.device("cpu"))
         pinned = rank.devices[0].type == "cuda"
-        return LoaderBatches(replace(resident, samples=host), workers=spec.loader_workers, pin_memory=pinned)
+        return LoaderBatches(resident, workers=spec.loader_workers, pin_memory=pinned)
     return FixedBatch(resident) if spec.data_pipeline == "synthetic_device" else resident
 
 
@@ -153,7 +154,7 @@ def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | Non
         "hash": parameter_hash(run.strategy),
         "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
     }
-    by_difference, by_trace = exposed_communication(run, epoch, timing)
+    exchange = communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
     by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
     if losses and not by_rank:
@@ -173,8 +174,7 @@ def gather_epoch(run: Run, epoch: int, timing: Timing, losses: list[Tensor | Non
         parameter_hashes=[rank["hash"] for rank in ranks],
         forward_backward=_totals([timing.forward_backward for timing in timings]),
         optimizer=_totals([timing.optimizer for timing in timings]),
-        exposed_comm=by_difference,
-        exposed_comm_trace=by_trace,
+        **exchange,
     )
 
 
@@ -253,6 +253,19 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def pss_bytes() -> int | None:
+    """Memory of this process in bytes, each shared page divided by its users; None where the kernel does not say."""
+    try:
+        return int(psutil.Process().memory_full_info().pss)
+    except (AttributeError, OSError, psutil.Error):
+        return None
+
+
+def gradient_bytes(strategy: Strategy) -> int:
+    """Bytes of the gradients of one replica: as many as its trainable parameters have."""
+    return sum(p.numel() * p.element_size() for p in strategy.model.parameters() if p.requires_grad)
+
+
 def gather_run(
     run: Run,
     epochs: list[EpochMeasurement],
@@ -264,9 +277,9 @@ def gather_run(
     compile_seconds: float | None,
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
-    rss = peak_rss_bytes()
+    rss, pss = peak_rss_bytes(), pss_bytes()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds, compile_seconds or 0.0)
-    ranks = run.rank.gather((times, run.peaks, rss))
+    ranks = run.rank.gather((times, run.peaks, rss, pss))
     launch, init, building, warmup, compiling = (max(column) for column in zip(*(r[0] for r in ranks), strict=True))
     return Measurement(
         epochs=epochs,
@@ -278,6 +291,8 @@ def gather_run(
         flops_per_sample=flops_per_sample(run.spec.workload) if run.spec.count_flops and run.rank.rank == 0 else None,
         peak_memory_bytes=[value for rank in ranks for value in rank[1]],
         host_peak_rss_bytes=sum(rank[2] for rank in ranks),
+        host_pss_bytes=None if any(rank[3] is None for rank in ranks) else sum(rank[3] for rank in ranks),
+        gradient_bytes=gradient_bytes(run.strategy),
         details=dict(run.strategy.details()),
         warnings=list(run.strategy.warnings()),
     )

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
+from bench import roofline
 from bench.answer import Answer, answer, is_baseline
 from bench.charts import DrawResult, draw_groups
 from bench.charts.data import ChartData, load
@@ -86,12 +87,13 @@ class Section:
     @cached_property
     def roofline(self) -> list[dict[str, str]]:
         """Each cell's arithmetic against the machine's own matrix-product rate, where `doctor --measure` found it."""
-        calibration = _table(_table(self.data.environment.get("volatile")).get("calibration"))
-        rates = _table(calibration.get("matrix_flops_per_second"))
-        return _roofline(
-            self.data.summary,
-            {name: rate for name, rate in rates.items() if isinstance(rate, (int, float)) and rate > 0},
-        )
+        return roofline.arithmetic(self.data.summary, roofline.calibration(self.data.environment))
+
+    @cached_property
+    def exchange(self) -> list[dict[str, str]]:
+        """Each cell's exchange of gradients against the machine's own all-reduce rate."""
+        measured = roofline.calibration(self.data.environment)
+        return roofline.exchange(self.data.summary, self.data.runs, measured)
 
     @cached_property
     def flags(self) -> list[dict[str, str]]:
@@ -109,7 +111,9 @@ class Section:
 
     @cached_property
     def volatile(self) -> list[tuple[str, str]]:
-        facts = _table(self.data.environment.get("volatile"))
+        facts = self.data.environment.get("volatile")
+        if not isinstance(facts, Mapping):
+            return []
         return _facts({name: value for name, value in facts.items() if name != "calibration"})
 
     @cached_property
@@ -265,27 +269,3 @@ def _published(data: ChartData) -> list[dict[str, str]]:
             }
         )
     return rows
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    """A part of environment.json, whatever an edited file has in its place."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _roofline(summary: pd.DataFrame, rates: Mapping[str, float]) -> list[dict[str, str]]:
-    """Achieved FLOP/s of each ok cell, and its share of devices x the measured rate of its precision."""
-    found = []
-    for _, row in summary.iterrows():
-        rate = rates.get(str(row["precision"]))
-        if row["status"] != "ok" or rate is None or pd.isna(row["achieved_flops_per_second"]):
-            continue
-        achieved, limit = float(row["achieved_flops_per_second"]), rate * int(row["devices"])
-        found.append(
-            {
-                "cell": str(row["cell"]),
-                "achieved": f"{achieved / 1e9:.4g}",
-                "limit": f"{limit / 1e9:.4g}",
-                "share": f"{achieved / limit:.0%}",
-            }
-        )
-    return found

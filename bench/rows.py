@@ -146,6 +146,8 @@ def _of_the_run(measurement: Measurement, *, lossy: bool) -> dict[str, Any]:
         "peak_memory_bytes_max": max(memory, default=None),
         "peak_memory_bytes_min": min(memory, default=None),
         "host_peak_rss_bytes": measurement.host_peak_rss_bytes,
+        "host_pss_bytes": measurement.host_pss_bytes,
+        "gradient_bytes": measurement.gradient_bytes,
     }
 
 
@@ -185,6 +187,7 @@ def _of_the_epoch(facts: CampaignFacts, cell: Cell, run: RunFacts, epoch: EpochM
         "optimizer_seconds": max(epoch.optimizer) if epoch.optimizer else None,
         "exposed_comm_seconds": epoch.exposed_comm,
         "exposed_comm_trace_seconds": epoch.exposed_comm_trace,
+        "comm_trace_seconds": epoch.comm_trace,
         "eval_seconds": epoch.eval_seconds,
         "loss_first": epoch.loss_first,
         "loss_last": epoch.loss_last,

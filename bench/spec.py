@@ -93,6 +93,7 @@ class EpochMeasurement:
     optimizer: list[float] | None = None
     exposed_comm: float | None = None
     exposed_comm_trace: float | None = None
+    comm_trace: float | None = None
     eval_seconds: float | None = None
     correct: int | None = None
     evaluated: int | None = None
@@ -111,6 +112,8 @@ class Measurement:
     flops_per_sample: float | None
     peak_memory_bytes: list[int]
     host_peak_rss_bytes: int
+    host_pss_bytes: int | None
+    gradient_bytes: int
     details: dict[str, str]
     warnings: list[str]
 

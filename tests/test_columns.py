@@ -269,6 +269,19 @@ def test_columns_added_by_hand_and_other_line_ends_are_accepted(tmp_path):
     assert numbers_in(path) == [4]
 
 
+def test_columns_that_came_later_read_as_blank_in_older_files(tmp_path):
+    """A file written before they were there: they are None or "", and the values beside them are where they belong."""
+    added = {column.name for column in RUN_COLUMNS if column.added}
+    assert {"host_pss_bytes", "gradient_bytes", "comm_trace_seconds"} <= added
+    older = [column for column in RUN_COLUMNS if not column.added]
+    values = {column.name: {"str": "x", "int": 3, "float": 0.5, "bool": True}[column.kind] for column in older}
+    path = tmp_path / "runs.csv"
+    write_rows(path, tuple(older), [values])
+    (found,) = read_rows(path, RUN_COLUMNS)
+    blank = {column.name: "" if column.kind == "str" else None for column in RUN_COLUMNS if column.added}
+    assert found == values | blank
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

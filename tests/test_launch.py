@@ -43,7 +43,7 @@ def account(folder: Path, rank: int, kind: str, type_: str, *, at: int, phase: s
 
 
 def complete(folder: Path) -> None:
-    Measurement([], 1.0, 1.0, 1.0, 1.0, None, None, [], 1, {}, []).write(measurement_path(folder))
+    Measurement([], 1.0, 1.0, 1.0, 1.0, None, None, [], 1, None, 4, {}, []).write(measurement_path(folder))
 
 
 def test_a_ranks_own_error_goes_before_what_its_neighbour_saw_earlier(run) -> None:

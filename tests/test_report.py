@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from synthetic_campaign import Options, write_campaign
 
@@ -290,20 +289,3 @@ def test_ten_thousand_runs_in_time(tmp_path: Path) -> None:
     build_report([folder], tmp_path / "out")
     # 15 s is the aim on two idle cores; the bound leaves room for a busy machine.
     assert time.perf_counter() - begin < 60
-
-
-def test_the_roofline_sets_achieved_against_the_machine_s_own_rate(tmp_path: Path) -> None:
-    """150 GFLOP/s on two devices of 100 GFLOP/s each: 75 %; another precision has no rate, so no row."""
-    from bench.report import _roofline
-
-    summary = pd.DataFrame(
-        {
-            "cell": ["ddp 2", "ddp_amp 2", "dp 2"],
-            "precision": ["fp32", "amp-bf16", "fp32"],
-            "devices": [2, 2, 2],
-            "status": ["ok", "ok", "unsupported"],
-            "achieved_flops_per_second": [150e9, 150e9, None],
-        }
-    )
-    (row,) = _roofline(summary, {"fp32": 100e9})
-    assert row == {"cell": "ddp 2", "achieved": "150", "limit": "200", "share": "75%"}
