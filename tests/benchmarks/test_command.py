@@ -63,22 +63,28 @@ def row(number: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"]], ids=" ".join)
-def test_the_command_starts_at_once(words: list[str], benchmark: BenchmarkFixture) -> None:
+def test_the_command_starts_at_once(words: list[str], benchmark: BenchmarkFixture, tell: Callable[[str], None]) -> None:
     def start() -> None:
         subprocess.run([sys.executable, "-m", "bench", *words], check=True, stdout=subprocess.DEVNULL)
 
     benchmark.pedantic(start, rounds=ROUNDS, warmup_rounds=1)
+    tell(f"bench {' '.join(words)}: {benchmark.stats.stats.median:.3f} s (median of {ROUNDS})")
     assert benchmark.stats.stats.median < MOST_SECONDS[words[0]]
 
 
-def test_ten_thousand_rows_are_read_and_summarised(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_ten_thousand_rows_are_read_and_summarised(
+    benchmark: BenchmarkFixture, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     append_rows(tmp_path / "runs.csv", RUN_COLUMNS, [row(number) for number in range(RUNS)])
     summary = benchmark.pedantic(lambda: summarise(Campaign(tmp_path).runs), rounds=3, warmup_rounds=1)
     assert len(summary) == 5
+    tell(f"{RUNS:,} rows read and summarised: {benchmark.stats.stats.median:.2f} s (median of 3)")
     assert benchmark.stats.stats.median < 2
 
 
-def test_appending_does_not_depend_on_the_size(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_appending_does_not_depend_on_the_size(
+    benchmark: BenchmarkFixture, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     def median_seconds(append: Callable[[], None]) -> float:
         times = []
         for _ in range(40):
@@ -95,7 +101,7 @@ def test_appending_does_not_depend_on_the_size(benchmark: BenchmarkFixture, tmp_
     )
     benchmark.extra_info |= {"ratio": ratio, "rows": RUNS}
     benchmark.pedantic(lambda: append_rows(large, RUN_COLUMNS, [row(2)]), rounds=10)
-    print(f"\nappend to {RUNS:,} rows / append to one: {ratio:.2f}")
+    tell(f"append to {RUNS:,} rows / append to one: {ratio:.2f}")
     assert ratio < 2
 
 

@@ -8,7 +8,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import campaigns
 import numpy as np
@@ -18,6 +20,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.launch import launch
 from bench.machine import loopback_interface
 from bench.spec import RunSpec
+from bench.statistics import Interval, paired_log_ratio
 
 STEPS = 4
 PAIRS = 5
@@ -35,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "inputs.npy", folder / "targets.npy"
 
 
-def spec(folder: Path, files: tuple[Path, Path], *, batch: int, steps: int = STEPS) -> RunSpec:
+def spec(folder: Path, files: tuple[Path, Path], *, batch: int, steps: int = STEPS, **changes: Any) -> RunSpec:
     inputs, targets = files
     data = {"train_inputs": inputs, "train_targets": targets, "test_inputs": inputs, "test_targets": targets}
     made: RunSpec = campaigns.spec(
@@ -46,14 +49,19 @@ def spec(folder: Path, files: tuple[Path, Path], *, batch: int, steps: int = STE
         batch_global=batch,
         steps=steps,
         timeout_seconds=600.0,
+        **changes,
     )
     return made
 
 
-def suite_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
-    outcome = launch(spec(folder, files, batch=batch))
+def suite_seconds(folder: Path, files: tuple[Path, Path], batch: int, **changes: Any) -> float:
+    outcome = launch(spec(folder, files, batch=batch, **changes))
     assert outcome.measurement is not None, outcome.reason
     return max(outcome.measurement.epochs[0].timed_seconds)
+
+
+def single_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
+    return suite_seconds(folder, files, batch, strategy="single", processes=1, replicas=1, backend="")
 
 
 def start_two(arguments: list[str]) -> None:
@@ -73,23 +81,31 @@ def bare_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
     return max(float((folder / f"seconds.{rank}").read_text(encoding="utf-8")) for rank in range(2))
 
 
+def interval(found: Interval) -> str:
+    """A ratio with its 95 % interval and n."""
+    return f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}] (n = {found.n})"
+
+
 @pytest.mark.benchmark(group="ddp against the loop by hand")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("batch", [256, 512])
 def test_ddp_is_as_fast_as_by_hand(
-    batch: int, benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path
+    batch: int, benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    """Fresh processes each time, alternating; the median of the pairs' ratios."""
-    pairs = []
-    for pair in range(PAIRS):
-        runs = [("suite", suite_seconds), ("bare", bare_seconds)]
-        found = {name: run(tmp_path / f"{name}{pair}", files, batch) for name, run in runs[:: 1 if pair % 2 else -1]}
-        pairs.append((found["suite"], found["bare"]))
-    ratio = statistics.median(own / other for own, other in pairs)
-    benchmark.extra_info |= {"ratio": ratio, "pairs": pairs, "batch": batch}
+    """Fresh processes each time, in turn; the median of the ratios. The efficiency is reported with its interval."""
+    runs = {"suite": suite_seconds, "bare": bare_seconds, "single": single_seconds}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(PAIRS):
+        for name in list(runs)[:: 1 if turn % 2 else -1]:
+            found[name].append(runs[name](tmp_path / f"{name}{turn}", files, batch))
+    ratios = [own / other for own, other in zip(found["suite"], found["bare"], strict=True)]
+    ratio = statistics.median(ratios)
+    efficiency = paired_log_ratio([seconds / 2 for seconds in found["single"]], found["suite"])
+    benchmark.extra_info |= {"ratio": ratio, "seconds": found, "batch": batch, "efficiency": efficiency.ratio}
     benchmark.pedantic(lambda: None, rounds=1)
-    spread = ", ".join(f"{own / other:.3f}" for own, other in pairs)
-    print(f"\nddp / by hand at batch {batch}: {ratio:.4f} (n = {PAIRS}: {spread})")
+    spread = ", ".join(f"{value:.3f}" for value in ratios)
+    tell(f"ddp@2 / by hand at batch {batch}: {ratio:.4f} (median of {PAIRS}: {spread})")
+    tell(f"ddp@2, efficiency against single at batch {batch}: {interval(efficiency)}")
     assert ratio <= MOST_RATIO
 
 
@@ -107,7 +123,7 @@ dist.destroy_process_group()
 @pytest.mark.benchmark(group="start-up")
 @pytest.mark.timeout(900)
 def test_a_run_s_time_outside_its_timed_region(
-    benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path
+    benchmark: BenchmarkFixture, files: tuple[Path, Path], tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """Against two processes that import torch and torchvision and create a gloo group, started the same way."""
     script = tmp_path / "floor.py"
@@ -128,8 +144,8 @@ def test_a_run_s_time_outside_its_timed_region(
     parts = {name: getattr(measured, f"{name}_seconds") for name in ("launch", "init", "build", "warmup")}
     benchmark.extra_info |= {"ratio": ratio, "outside": outside_seconds, "floor": floor_seconds, "last_run": parts}
     benchmark.pedantic(lambda: None, rounds=1)
-    print(
-        f"\noutside the timed region / floor: {ratio:.2f} (n = {PAIRS}; "
+    tell(
+        f"outside the timed region / floor: {ratio:.2f} (n = {PAIRS}; "
         f"{statistics.median(outside_seconds):.2f} s / {statistics.median(floor_seconds):.2f} s; {json.dumps(parts)})"
     )
     assert ratio <= MOST_START

@@ -1,6 +1,6 @@
 """Is the harness what is being measured? Its loop against the same steps written by hand.
 
-    .venv/bin/pytest tests/benchmarks --benchmark-only -s
+    .venv/bin/pytest tests/benchmarks --benchmark-only
 
 Needs a quiet machine and real cores, so it is no part of the ordinary tests.
 """
@@ -26,7 +26,7 @@ from strategies.single import Single
 BATCH = 128
 STEPS = 3
 PAIRS = 10
-LIMIT = 1.02
+LIMIT = 1.01
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,11 @@ def test_steps(which: str, benchmark: BenchmarkFixture, request: pytest.FixtureR
 
 @pytest.mark.benchmark(group="ratio")
 @pytest.mark.timeout(900)
-def test_harness_costs_at_most_two_percent(
-    benchmark: BenchmarkFixture, harness: Callable[[], float], bare: Callable[[], float]
+def test_harness_costs_at_most_one_percent(
+    benchmark: BenchmarkFixture,
+    harness: Callable[[], float],
+    bare: Callable[[], float],
+    tell: Callable[[str], None],
 ) -> None:
     """Alternating, so that what the machine does meanwhile falls on both; the median of the pairs' ratios."""
     harness()
@@ -109,5 +112,5 @@ def test_harness_costs_at_most_two_percent(
     ratio = statistics.median(ratios)
     benchmark.extra_info |= {"ratio": ratio, "pairs": PAIRS, "steps": STEPS, "batch": BATCH, "ratios": ratios}
     benchmark.pedantic(harness, rounds=1)
-    print(f"\nharness / bare loop: {ratio:.4f} (median of {PAIRS} pairs, {min(ratios):.3f} to {max(ratios):.3f})")
+    tell(f"harness / bare loop: {ratio:.4f} (median of {PAIRS} pairs, {min(ratios):.3f} to {max(ratios):.3f})")
     assert ratio <= LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -38,7 +38,9 @@ def images_per_second(batches: Batches, epoch: int) -> float:
 
 
 @pytest.mark.benchmark(group="pipelines on one core")
-def test_resident_is_ten_times_the_loader(benchmark: BenchmarkFixture, resident: TrainingBatches) -> None:
+def test_resident_is_ten_times_the_loader(
+    benchmark: BenchmarkFixture, resident: TrainingBatches, tell: Callable[[str], None]
+) -> None:
     """Both in this process on one thread, so that it is images a second and core; the median of the pairs' ratios."""
     loader = LoaderBatches(resident, workers=0, pin_memory=False)
     pairs = [(images_per_second(resident, epoch), images_per_second(loader, epoch)) for epoch in range(6)][1:]
@@ -50,12 +52,14 @@ def test_resident_is_ten_times_the_loader(benchmark: BenchmarkFixture, resident:
         "loader_images_per_second": rates[1],
     }
     benchmark.pedantic(images_per_second, args=(resident, 9), rounds=5)
-    print(f"\nresident / loader: {ratio:.1f} ({rates[0]:,.0f} / {rates[1]:,.0f} images/s a core, n = {len(pairs)})")
+    tell(f"resident / loader: {ratio:.1f} ({rates[0]:,.0f} / {rates[1]:,.0f} images/s a core, n = {len(pairs)})")
     assert ratio >= LEAST_RATIO
 
 
 @pytest.mark.benchmark(group="data wait")
-def test_waiting_for_data_is_one_percent_of_a_step(benchmark: BenchmarkFixture, resident: TrainingBatches) -> None:
+def test_waiting_for_data_is_one_percent_of_a_step(
+    benchmark: BenchmarkFixture, resident: TrainingBatches, tell: Callable[[str], None]
+) -> None:
     """Time to make a batch over the time of a ResNet-50 step on it, both on one core."""
     workload = resident.workload
     model = workload.make_model().train()
@@ -78,5 +82,5 @@ def test_waiting_for_data_is_one_percent_of_a_step(benchmark: BenchmarkFixture, 
     share = waits / total
     benchmark.extra_info |= {"share": share}
     benchmark.pedantic(lambda: next(resident.epoch(2, steps=1)), rounds=5)
-    print(f"\ndata wait: {share:.2%} of 6 steps at batch {BATCH}")
+    tell(f"data wait: {share:.2%} of 6 steps at batch {BATCH}")
     assert share <= MOST_WAIT
