@@ -301,10 +301,7 @@ def _value(text: str) -> Any:
     return value if plain else text
 
 
-Comma = Callable[[str], Any]
-
-
-def comma_list(text: str | None, option: str, read: Comma = str) -> list[Any] | None:
+def comma_list(text: str | None, option: str, read: Callable[[str], Any] = str) -> list[Any] | None:
     """`1,2` -> [1, 2]; None stays None. Raises UserError naming the option."""
     if text is None:
         return None
