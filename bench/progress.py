@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import IO, Any, Protocol, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -25,6 +26,31 @@ class Reporter(Protocol):
     def beats(self, beats: list[Beat], timed_steps: int) -> None: ...
     def end(self, name: str, result: str) -> None: ...
     def download(self, done: int, total: int) -> None: ...
+
+
+class _Lasting:
+    """A stream that swallows what cannot be written: a terminal that was closed must not end hours of measurement."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _lasting(console: Console) -> Console:
+    """The same console on such a stream: everything that rich writes goes through it, from its threads too."""
+    console.file = cast(IO[str], _Lasting(console.file))
+    return console
 
 
 class Quiet:
@@ -61,7 +87,7 @@ class Lines(Quiet):
     """One line when a run has ended: for logs."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self._console = _lasting(console)
         self._done = 0
         self._runs = 0
 
@@ -80,14 +106,14 @@ class Live(Quiet):
     """A bar with cell, block, step and the time left by the speed so far; results scroll above it."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self._console = _lasting(console)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False),
-            console=console,
+            console=self._console,
             transient=True,
         )
         self._task: TaskID | None = None

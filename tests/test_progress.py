@@ -1,5 +1,6 @@
 """What is said while a campaign runs: plain lines in a log, a bar on a terminal, nothing when quiet."""
 
+import errno
 import io
 
 import pytest
@@ -100,6 +101,36 @@ def test_without_a_terminal_everything_goes_to_stderr(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "[2/2] ddp@2 fp32" in err
+
+
+class Closed(io.StringIO):
+    """A terminal that has gone away, or the reading end of a pipe."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+        self.tried = 0
+
+    def write(self, text):
+        self.tried += 1
+        raise self.error
+
+    def flush(self):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), BrokenPipeError(errno.EPIPE, "Broken pipe")]
+)
+@pytest.mark.parametrize("kind", [Lines, Live])
+def test_a_campaign_goes_on_where_nobody_can_be_told(kind, error):
+    """rich would end the whole process at a broken pipe."""
+    stream = Closed(error)
+    reporter = kind(Console(file=stream, force_terminal=kind is Live, width=80))
+    a_campaign(reporter)
+    reporter.download(1, 2)
+    assert stream.tried > 2
+    assert reporter._done == 2
 
 
 @pytest.fixture
