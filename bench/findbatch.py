@@ -19,10 +19,12 @@ SEARCH_COLUMNS = (
     Column("precision", "str", "", "as in runs.csv"),
     Column("batch_per_replica", "int", "samples", "what was tried"),
     Column("batch_global", "int", "samples", "the same over all replicas"),
-    Column("status", "str", "", "ok, oom, or why the search ended"),
+    Column("status", "str", "", "ok, oom, crashed with SIGKILL (counts as oom), or why the search ended"),
     Column("reason", "str", "", "of a try that is not ok"),
     Column("largest", "bool", "", "true for the largest batch that fits"),
 )
+
+_SIGKILL = 9  # signal.SIGKILL, which Windows lacks.
 
 TryBatch = Callable[[int], Outcome]
 
@@ -39,14 +41,15 @@ class Search:
 def search(try_batch: TryBatch, *, start: int, limit: int, multiple: int = 1) -> Search:
     """Find the largest multiple of `multiple` up to `limit` whose try is ok, to within 1/16 of it.
 
-    `try_batch` gets a batch a replica. A try that fails for another reason than memory ends the search.
+    `try_batch` gets a batch a replica. A try that fails for another reason than memory ends the search. A rank ended
+    by SIGKILL counts as memory, since on the CPU the kernel ends a process so instead of refusing it memory.
     """
     tries: list[tuple[int, Outcome]] = []
 
     def fits(batch: int) -> bool | None:
         outcome = try_batch(batch)
         tries.append((batch, outcome))
-        return True if outcome.status == "ok" else False if outcome.status == "oom" else None
+        return True if outcome.status == "ok" else False if outcome.status == "oom" or _killed(outcome) else None
 
     top = limit // multiple * multiple
     good, bad = 0, top + multiple
@@ -63,8 +66,13 @@ def search(try_batch: TryBatch, *, start: int, limit: int, multiple: int = 1) ->
         batch = min(doubled // multiple * multiple, top)
         if batch in (good, bad):
             break
-    bounded = "the size of the training set" if good == top else "memory"
-    return Search(tuple(tries), good or None, bounded)
+    killed = any(_killed(outcome) for _, outcome in tries)
+    memory = f"memory{' (a rank ended by SIGKILL counts as out of memory)' if killed else ''}"
+    return Search(tuple(tries), good or None, "the size of the training set" if good == top else memory)
+
+
+def _killed(outcome: Outcome) -> bool:
+    return outcome.status == "crashed" and outcome.exit_code == -_SIGKILL
 
 
 def search_rows(cell: Cell, found: Search) -> list[dict[str, object]]:

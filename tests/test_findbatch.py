@@ -64,6 +64,17 @@ def test_another_failure_ends_the_search() -> None:
     assert "another reason" in found.bounded_by
 
 
+def test_a_rank_that_the_kernel_ended_did_not_fit_and_the_search_says_so() -> None:
+    def try_batch(batch: int) -> Outcome:
+        return Outcome("ok") if batch <= 40 else Outcome("crashed", "rank 1 was ended by SIGKILL", -9)
+
+    found = search(try_batch, start=8, limit=1000)
+    assert 38 <= (found.largest or 0) <= 40
+    assert found.bounded_by == "memory (a rank ended by SIGKILL counts as out of memory)"
+    # Another signal is another reason.
+    assert "another reason" in search(lambda batch: Outcome("crashed", "", -11), start=8, limit=100).bounded_by
+
+
 @pytest.mark.timeout(200)
 def test_the_command_reports_every_try_and_measures_nothing(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(STRATEGY, encoding="utf-8")
