@@ -21,6 +21,8 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<functio
 # A rank whose innermost Python frame is in one of these waits for its peers, or for a kernel that does.
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 _SIGKILL = 9
+# How gloo, NCCL's watchdog and torch's stores say that a process group's own deadline has passed.
+_GROUP_TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LIBRARIES = ("site-packages/", "dist-packages/", "lib/python")
 
 
@@ -63,7 +65,8 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
 
     A complete measurement counts unless a rank raised while closing: ranks that abort at exit afterwards are a
     warning. Otherwise the cause is, in this order: a rank's own error, a rank ended by a signal, a rank that left too
-    early, an error seen in a collective, which is what the neighbours of the failing rank report.
+    early, an error seen in a collective, which is what the neighbours of the failing rank report. Where that error is a
+    group's own deadline, which may be shorter than the run's, the ranks still alive are those waited for: a timeout.
     """
     folder = Path(spec.folder)
     accounts = [account for rank in codes if (account := RankError.read(error_path(folder, rank)))]
@@ -112,6 +115,10 @@ def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[Ran
             return Outcome(
                 "crashed", f"rank {rank} exited with code 0 before the run was complete ({_place(beats, rank)})", 0
             )
+    ended = [rank for rank, code in codes.items() if code is not None]
+    waited = next((account for account in accounts if _GROUP_TIMEOUT.search(account.message)), None)
+    if waited and len(ended) < len(codes):
+        return Outcome("timeout", "; ".join([_told(waited), *_late(beats, {}, ended)]))
     if accounts:
         return Outcome("crashed", _told(accounts[0]), codes.get(accounts[0].rank))
     rank, code = next(((rank, code) for rank, code in codes.items() if code), (0, codes.get(0)))
@@ -128,18 +135,22 @@ def timeout_reason(beats: Sequence[Beat], seconds: float, stacks: Stacks | None 
     Told from the suite's own heartbeat; ranks at the same beat are told apart by their stacks: one that is not
     waiting in a collective is the one that the others wait for.
     """
-    reason = f"no result after {seconds:g} s"
-    if not beats:
-        return reason
-    stacks = stacks or {}
+    return "; ".join([f"no result after {seconds:g} s", *_late(beats, stacks or {})])
+
+
+def _late(beats: Sequence[Beat], stacks: Stacks, ended: Sequence[int] = ()) -> list[str]:
+    """The ranks that the others waited for, one text a rank; those in `ended` have given up waiting."""
     where = {beat.rank: (heartbeat.PHASES.index(beat.phase), beat.step) for beat in beats}
-    behind = [beat for beat in beats if where[beat.rank] < max(where.values())]
+    alive = [beat for beat in beats if beat.rank not in ended]
+    behind = [beat for beat in alive if where[beat.rank] < max(where.values())]
     if not behind:
-        waiting = [rank for rank, frames in stacks.items() if frames and frames[0].waiting]
-        behind = [beat for beat in beats if beat.rank not in waiting] if waiting else []
+        waiting = {*ended, *(rank for rank, frames in stacks.items() if frames and frames[0].waiting)}
+        behind = [beat for beat in alive if beat.rank not in waiting] if waiting else []
     now = time.perf_counter_ns()
-    seen = "; ".join(_seen(beat, stacks.get(beat.rank, ()), now) for beat in behind or beats)
-    return f"{reason}; {'behind the others: ' if 0 < len(behind) < len(beats) else ''}{seen}"
+    seen = [_seen(beat, stacks.get(beat.rank, ()), now) for beat in behind or alive]
+    if 0 < len(behind) < len(beats):
+        seen[0] = f"behind the others: {seen[0]}"
+    return seen
 
 
 def _seen(beat: Beat, stack: Sequence[Frame], now: int) -> str:

@@ -84,6 +84,33 @@ def test_errors_in_collectives_alone_are_quoted(run) -> None:
     assert judge({0: 1, 1: 1}, run).reason == "rank 1 in timed: DistBackendError: what it said"
 
 
+GROUP_TIMEOUT = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
+
+
+def test_a_timeout_of_a_group_names_the_ranks_that_were_waited_for(run) -> None:
+    """The rank that gave up waiting tells its own end; which one it waited for is told by who is still alive."""
+    folder = Path(run.folder)
+    RankError(0, "collective", "timed", "RuntimeError", GROUP_TIMEOUT, 1).write(error_path(folder, 0))
+    outcome = judge({0: 1, 1: None}, run)
+    assert (outcome.status, outcome.exit_code) == ("timeout", None)
+    assert outcome.reason.startswith(
+        f"rank 0 in timed: RuntimeError: {GROUP_TIMEOUT}; behind the others: rank 1 in timed after step 3, "
+    )
+    # At the same step too, where the beats alone do not tell.
+    beat(folder, ("timed", 5), ("timed", 5))
+    assert "; behind the others: rank 1 in timed after step 5, " in judge({0: 1, 1: None}, run).reason
+    beat(folder, ("timed", 5), ("timed", 5), ("timed", 4))
+    reason = judge({0: 1, 1: None, 2: None}, run).reason
+    assert "behind the others: rank 2 in timed after step 4" in reason
+    assert "rank 1" not in reason
+
+
+def test_a_timeout_of_a_group_is_no_timeout_where_nobody_is_left_or_one_was_killed(run) -> None:
+    RankError(0, "collective", "timed", "RuntimeError", GROUP_TIMEOUT, 1).write(error_path(Path(run.folder), 0))
+    assert judge({0: 1, 1: 1}, run).status == "crashed"
+    assert judge({0: 1, 1: -9}, run).reason.startswith("rank 1 was ended by SIGKILL")
+
+
 def test_an_end_without_any_account(run) -> None:
     assert judge({0: None, 1: 3}, run).reason == "rank 1 ended with exit code 3 and left no account; see its log"
     error_path(Path(run.folder), 1).write_text('{"rank": 1, "ki')

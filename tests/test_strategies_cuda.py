@@ -1,6 +1,7 @@
 """Every decision that depends on CUDA, with fakes in place of the devices: no GPU is asked for."""
 
 from contextlib import nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -283,15 +284,18 @@ def test_a_group_is_bound_to_a_gpu_only_where_its_process_has_one_alone(kind, de
     ((_, keywords),) = cuda.group.calls
     assert keywords["backend"] == ("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     assert keywords.get("device_id") == bound
+    assert keywords["timeout"] == timedelta(seconds=60)
     assert keywords["store"] == ("folder/rendezvous", 2)
     assert (keywords["rank"], keywords["world_size"]) == (1, 2)
 
 
 def test_under_torchrun_the_group_takes_its_place_from_the_environment(cuda, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     make_rank(monkeypatch, local=0, rank=0, size=2, devices=1, store="env://").start_group()
     ((_, keywords),) = cuda.group.calls
     assert keywords["init_method"] == "env://"
     assert "store" not in keywords
+    assert keywords["timeout"] == timedelta(seconds=60)
 
 
 @pytest.mark.parametrize(
