@@ -47,10 +47,28 @@ def show_stack_when_asked(folder: Path, rank: int) -> None:
 
 
 def classify(error: BaseException) -> str:
-    """Which kind of failure this is: unsupported, oom, collective (a peer's failure seen from here) or error."""
-    name, message = type(error).__name__, _text(error).lower()
-    if name == "Unsupported":
+    """Which kind of failure this is: unsupported, oom, collective (a peer's failure seen from here) or error.
+
+    An error that was raised because of another, or while another was handled, is of the kind of the one behind it: a
+    strategy that wraps what gloo says of a dead peer has no failure of its own.
+    """
+    if type(error).__name__ == "Unsupported":
         return "unsupported"
+    return next((kind for link in _chain(error) if (kind := _own_kind(link)) != "error"), "error")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what is behind it, outermost first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _own_kind(error: BaseException) -> str:
+    name, message = type(error).__name__, _text(error).lower()
     if isinstance(error, MemoryError) or "OutOfMemory" in name:
         return "oom"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

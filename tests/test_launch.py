@@ -234,6 +234,45 @@ def test_kinds_of_failure(error: BaseException, kind: str) -> None:
     assert process.classify(error) == kind
 
 
+def wrapped(inner: BaseException, *, explicit: bool) -> BaseException:
+    """What a strategy raises that catches an error and raises one of its own."""
+    try:
+        try:
+            raise inner
+        except BaseException as caught:
+            if explicit:
+                raise ValueError("training failed") from caught
+            raise ValueError("training failed")  # noqa: B904
+    except ValueError as outer:
+        return outer
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize(
+    ("inner", "kind"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer"), "collective"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
+    ],
+)
+def test_a_wrapped_failure_keeps_its_kind(inner: BaseException, kind: str, explicit: bool) -> None:
+    assert process.classify(wrapped(inner, explicit=explicit)) == kind
+    assert process.classify(wrapped(wrapped(inner, explicit=True), explicit=explicit)) == kind
+
+
+def test_a_ring_of_causes_ends() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert process.classify(first) == "error"
+
+
+def test_a_peers_failure_that_a_strategy_wraps_does_not_hide_the_killed_rank(run) -> None:
+    error = wrapped(RuntimeError("gloo: Connection closed by peer"), explicit=True)
+    process.report_failure(error, run, 0, "timed")
+    assert judge({0: 1, 1: -9}, run).reason.startswith("rank 1 was ended by SIGKILL")
+
+
 def test_out_of_memory_names_batch_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = spec(tmp_path, NO_DATA, device_kind="cuda", devices_per_process=2, replicas=2, batch_global=512)
     monkeypatch.setenv("LOCAL_RANK", "1")
