@@ -118,7 +118,12 @@ def _own_handlers() -> Iterator[None]:
 
 
 def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
-    """Variables of one rank, beside those it inherits."""
+    """Variables of one rank, beside those it inherits.
+
+    All ranks of a run are on this machine, so they meet on the loopback interface whatever a preset variable says:
+    another one would have them listen where other machines reach them. A variable that names no interface at all was
+    refused before, since it is more likely a mistake than meant for other programs.
+    """
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -128,17 +133,16 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         # Every cell gets the same threads, whatever the user's shell says.
         "OMP_NUM_THREADS": str(spec.threads_per_device),
         "MKL_NUM_THREADS": str(spec.threads_per_device),
-        # The driver's numbering, so that the GPUs a run uses are those whose telemetry is read.
-        "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        # The driver's numbering, so that the GPUs a run uses are those that were detected and whose telemetry is read.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
     }
     if spec.device_kind == "cpu":
         # torch.nn.DataParallel takes every GPU that it can see, wherever the model is.
         variables["CUDA_VISIBLE_DEVICES"] = ""
     interface = loopback_interface()
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if interface and name not in os.environ:
-            variables[name] = interface
+    if interface:
+        variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return variables
 
 

@@ -308,8 +308,8 @@ def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypat
 
 
 def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(launch, "loopback_interface", lambda: "lo0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     told = launch.worker_environment(spec(tmp_path, NO_DATA, threads_per_device=3), 1)
     assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")} == {
         "RANK": "1",
@@ -317,9 +317,24 @@ def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "3",
     }
-    assert told["GLOO_SOCKET_IFNAME"] == "lo0"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert "GLOO_SOCKET_IFNAME" not in launch.worker_environment(spec(tmp_path, NO_DATA), 1)
+    assert (told["CUDA_VISIBLE_DEVICES"], told["CUDA_DEVICE_ORDER"]) == ("", "PCI_BUS_ID")
+    on_gpu = launch.worker_environment(spec(tmp_path, NO_DATA, device_kind="cuda"), 0)
+    assert "CUDA_VISIBLE_DEVICES" not in on_gpu
+    assert on_gpu["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+@pytest.mark.parametrize("preset", [None, "eth7"])
+def test_ranks_of_one_machine_meet_on_loopback_whatever_is_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, preset: str | None
+) -> None:
+    monkeypatch.setattr(launch, "loopback_interface", lambda: "lo0")
+    monkeypatch.delenv(name, raising=False)
+    if preset:
+        monkeypatch.setenv(name, preset)
+    assert launch.worker_environment(spec(tmp_path, NO_DATA), 1)[name] == "lo0"
+    monkeypatch.setattr(launch, "loopback_interface", lambda: None)
+    assert name not in launch.worker_environment(spec(tmp_path, NO_DATA), 1)
 
 
 def test_the_launchers_variable_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
