@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from bench.spec import RunSpec
+
+RESOLVE_SECONDS = 5.0
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Rank:
         if self.devices[0].type == "cuda" and len(self.devices) == 1:
             common["device_id"] = self.devices[0]
         if self.spec.store == "env://":
+            _check_master(os.environ.get("MASTER_ADDR", ""))
             dist.init_process_group(init_method="env://", **common)
         else:
             store = dist.FileStore(self.spec.store, self.world_size)  # type: ignore[attr-defined]
@@ -81,3 +86,20 @@ class Rank:
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+
+
+def _check_master(host: str) -> None:
+    """Raise ConnectionError where another launcher's MASTER_ADDR does not resolve.
+
+    torch would try it until the run's deadline without a word. A few seconds are given, since the names of a cluster
+    may come up after its processes; what else may be wrong (no address, a taken port) torch says at once.
+    """
+    end = time.monotonic() + RESOLVE_SECONDS
+    while host:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except socket.gaierror as error:
+            if time.monotonic() >= end:
+                raise ConnectionError(f"MASTER_ADDR={host}: no address is known for this host ({error})") from None
+        time.sleep(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from campaigns import save_arrays, spec
 
 from bench.machine import loopback_interface
-from bench.spec import Measurement, measurement_path
+from bench.spec import Measurement, RankError, error_path, measurement_path
 
 
 def free_port() -> int:
@@ -34,3 +35,59 @@ def test_two_ranks_under_torchrun_give_a_measurement(tmp_path: Path, monkeypatch
     assert len(measured.epochs[0].timed_seconds) == 2
     assert measured.epochs[0].samples == 48
     assert len(set(measured.epochs[0].parameter_hashes)) == 1
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What ranks say whose launcher gave them nowhere to meet, by what is wrong; begun together."""
+    folder = tmp_path_factory.mktemp("nowhere")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = str(holder.getsockname()[1])
+        cases = {
+            "unknown host, rank 0": {"RANK": "0", "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": taken},
+            "unknown host, rank 1": {"RANK": "1", "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": taken},
+            "taken port": {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken},
+            "no host": {"RANK": "0", "MASTER_PORT": taken},
+        }
+        ranks = {name: start_rank(folder / name, variables) for name, variables in cases.items()}
+        try:
+            # The run's own deadline is ten minutes.
+            found = {name: rank.communicate(timeout=60)[1] for name, rank in ranks.items()}
+        finally:
+            for rank in ranks.values():
+                rank.kill()
+                rank.wait()
+    accounts = {name: RankError.read(error_path(folder / name, int(cases[name]["RANK"]))) for name in cases}
+    assert {rank.returncode for rank in ranks.values()} == {1}, found
+    return {name: str(account).replace(taken, "TAKEN") for name, account in accounts.items()}
+
+
+def start_rank(folder: Path, variables: dict[str, str]) -> subprocess.Popen[str]:
+    folder.mkdir()
+    arrays = save_arrays(folder)
+    spec(folder, arrays, store="env://", parent_pid=0, timeout_seconds=600.0).write(folder / "spec.json")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.worker", str(folder / "spec.json")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**inherited, "LOCAL_RANK": "0", "WORLD_SIZE": "2", **variables},
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_name_that_does_not_resolve_is_named_within_seconds(failed: dict[str, str], rank: int) -> None:
+    assert failed[f"unknown host, rank {rank}"].startswith(
+        "ConnectionError: MASTER_ADDR=no-such-host.invalid: no address is known for this host ("
+    )
+
+
+def test_a_taken_port_is_named_within_seconds(failed: dict[str, str]) -> None:
+    assert "port: TAKEN" in failed["taken port"]
+    assert "EADDRINUSE" in failed["taken port"]
+
+
+def test_a_missing_address_is_named(failed: dict[str, str]) -> None:
+    assert "environment variable MASTER_ADDR expected, but not set" in failed["no host"]
