@@ -68,6 +68,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     check_baseline(matrix.baseline, registry)
     _check_initial_state(request, workload.name)
     usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
+    _check_gloo()
     plan = partial(plan_cells, matrix, machine=found, registry=registry, workload=workload)
     plan(train_count=usual)
     facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
@@ -149,6 +150,16 @@ def _check_architectures(found: machine.Machine) -> None:
         reason = machine.unsupported_architecture(gpu, architectures)
         if architectures and reason:
             raise UserError(f"{reason}; hide that GPU with CUDA_VISIBLE_DEVICES, or use --device cpu")
+
+
+def _check_gloo() -> None:
+    """Raise UserError where torch has no gloo. Asked just before the plans, which import torch in any case."""
+    from torch import distributed
+
+    has_gloo = distributed.is_available() and distributed.is_gloo_available()
+    reason = machine.unsupported_platform_reason(has_gloo=has_gloo)
+    if reason:
+        raise UserError(reason)
 
 
 def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
