@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import torch
+import torch.distributed as dist
 
 from strategies.base import Plan
 from strategies.ddp import DDP
@@ -29,6 +33,7 @@ LATER_STEP = 3
 """One step of warm-up and two timed ones: the fault strikes in the second timed step."""
 
 SLOW_SECONDS = 0.3
+GROUP_SECONDS = 5
 
 
 class DeliberateError(Exception):
@@ -63,8 +68,9 @@ def write_table(path: Path, faults: Mapping[str, Fault]) -> Path:
 
 
 def faulty(fault: Fault) -> type[DDP]:
-    """A DDP strategy with this fault."""
-    return type("Faulty", (Faulty,), {"fault": fault})
+    """A DDP strategy with this fault; those of the loss scaler at the precision that has one."""
+    scaled = {"default_precision": {"cpu": "amp-fp16", "cuda": "amp-fp16"}} if fault.kind.startswith("scaler_") else {}
+    return type("Faulty", (Faulty,), {"fault": fault, **scaled})
 
 
 class Faulty(DDP):
@@ -76,6 +82,12 @@ class Faulty(DDP):
         # Before the wrap: the peers are in the collectives of DistributedDataParallel's constructor then.
         self.strike("build")
         super().build(context, make_model, make_optimizer)
+        if self.fault.kind == "hang_in_group":
+            self.group = dist.new_group(timeout=timedelta(seconds=GROUP_SECONDS))
+        if self.fault.kind == "scaler_before" and self.fault.rank == context.rank:
+            # Called with this rank's own gradient, before it is exchanged.
+            for parameter in self.model.parameters():
+                parameter.register_hook(lambda own: own + torch.inf if self.count == LATER_STEP else own)
 
     def forward_backward(self, micro):
         self.count += 1
@@ -83,8 +95,16 @@ class Faulty(DDP):
             self.strike("first_step")
         if self.count == LATER_STEP:
             self.strike("later_step")
+            if self.fault.kind == "hang_in_group":
+                dist.all_reduce(torch.zeros(1), group=self.group)
         loss = super().forward_backward(micro)
-        return _changed(loss, self.fault) if self.fault.rank == self.context.rank else loss
+        if self.fault.kind == "no_loss":
+            return None
+        if self.fault.rank != self.context.rank:
+            return loss
+        if self.fault.kind == "scaler_after" and self.count == LATER_STEP:
+            next(self.model.parameters()).grad.fill_(torch.inf)
+        return _changed(loss, self.fault)
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         self.strike("evaluate")
@@ -114,6 +134,12 @@ class Faulty(DDP):
 
     def _do_hang(self, phase: str) -> None:
         hang_on_purpose()
+
+    def _do_hang_in_group(self, phase: str) -> None:
+        hang_on_purpose()
+
+    def _do_stop(self, phase: str) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def _do_slow(self, phase: str) -> None:
         time.sleep(SLOW_SECONDS)
@@ -172,15 +198,24 @@ class Faulty(DDP):
         # Refused at once by the allocator: no machine has an exbibyte.
         torch.empty(2**60, dtype=torch.uint8)
 
+    def _do_exhaust(self, phase: str) -> None:
+        """Take memory and use it until there is no more."""
+        kept = []
+        while True:
+            kept.append(torch.ones(2**24))
+
+    def _do_exhaust_own(self, phase: str) -> None:
+        """The same where the limit is the process's own."""
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**28,) * 2)
+        self._do_exhaust(phase)
+
     def _do_noise(self, phase: str) -> None:
         for _ in range(20_000):
             print("a line that a plug-in prints for no good reason")
 
-    def _do_wrong_type(self, phase: str) -> None:
-        pass
-
-    def _do_nan(self, phase: str) -> None:
-        pass
+    # What these do is done to the loss, or to the gradients.
+    _do_wrong_type = _do_wrong_shape = _do_no_loss = _do_none
+    _do_nan = _do_inf = _do_scaler_none = _do_scaler_before = _do_scaler_after = _do_none
 
     def _do_diverge(self, phase: str) -> None:
         with torch.no_grad():
@@ -198,4 +233,6 @@ def hang_on_purpose() -> None:
 def _changed(loss: torch.Tensor, fault: Fault):
     if fault.kind == "wrong_type":
         return "0.5"
-    return loss * float("nan") if fault.kind == "nan" else loss
+    if fault.kind == "wrong_shape":
+        return loss.expand(2)
+    return loss * float(fault.kind) if fault.kind in ("nan", "inf") else loss

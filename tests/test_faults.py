@@ -15,6 +15,9 @@ import pytest
 from campaigns import assert_none_left, by_strategy, log, rows, run, save_arrays, spec, start, toy, workers
 from fault_strategies import PHASES, Fault, write_table
 
+from bench import heartbeat
+from bench.spec import heartbeat_path
+
 RAISING = {f"raise_{phase}_{rank}": Fault("raise", rank, phase) for phase in PHASES for rank in (0, 1)}
 FAULTS = {
     **RAISING,
@@ -41,6 +44,18 @@ HANGING = {
     "hang_later_1": Fault("hang", 1),
     "hang_build_0": Fault("hang", 0, "build"),
     "linger_1": Fault("linger_at_exit", 1),
+    "stop_later_1": Fault("stop", 1),
+    "hang_in_group_1": Fault("hang_in_group", 1),
+}
+# Measured in the time that the hanging ones wait.
+BESIDE = {
+    "inf_1": Fault("inf", 1),
+    "scaler_none": Fault("scaler_none"),
+    "scaler_before_1": Fault("scaler_before", 1),
+    "scaler_after_1": Fault("scaler_after", 1),
+    "wrong_shape_1": Fault("wrong_shape", 1),
+    "no_loss": Fault("no_loss"),
+    "exhaust_own_1": Fault("exhaust_own", 1),
 }
 PHASE_OF = {"build": "build", "first_step": "warmup", "later_step": "timed", "close": "close"}
 KERNEL = ", which is how the kernel ends a process when memory runs out"
@@ -57,9 +72,10 @@ def _nobody_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     """A campaign that mostly waits, beside the one that works: deadlines long enough for a busy machine cost little."""
     folder = tmp_path_factory.mktemp("hanging")
-    table = write_table(folder / "faults.py", HANGING)
+    faults = {**HANGING, **BESIDE}
+    table = write_table(folder / "faults.py", faults)
     process = start(
-        toy(folder / "out", "--strategy-file", str(table), "--timeout", "45", strategies=list(HANGING)),
+        toy(folder / "out", "--strategy-file", str(table), "--timeout", "45", strategies=list(faults)),
     )
     yield folder / "out", process
     process.kill()
@@ -141,6 +157,43 @@ def test_a_rank_that_ends_without_a_word_is_named(
     assert (table[name]["status"], table[name]["exit_code"], table[name]["reason"]) == ("crashed", code, reason)
 
 
+def test_a_loss_of_several_values_is_named(hung: Path) -> None:
+    row = by_strategy(hung)["wrong_shape_1"]
+    assert (row["status"], row["exit_code"]) == ("crashed", "1")
+    assert row["reason"] == (
+        "rank 1 in gather: TypeError: forward_backward() returned a Tensor of shape (2,); "
+        "a tensor of one value, or None, is due"
+    )
+
+
+def test_a_loss_that_no_rank_returns_is_named(hung: Path) -> None:
+    """Every rank finds it when they gather, so that any of them may be the one quoted."""
+    row = by_strategy(hung)["no_loss"]
+    assert (row["status"], row["exit_code"]) == ("crashed", "1")
+    assert row["reason"].startswith(("rank 0 ", "rank 1 "))
+    assert row["reason"].partition(" in ")[2] == (
+        "gather: TypeError: forward_backward() returned None on every rank; one must return the mean loss"
+    )
+
+
+def test_the_timeout_of_a_group_names_the_rank_that_hangs(hung: Path) -> None:
+    """A group of the strategy's own gives up before the run's deadline; the rank that says so was waiting."""
+    row = by_strategy(hung)["hang_in_group_1"]
+    assert row["status"] == "timeout"
+    assert row["reason"].startswith("rank 0 in timed: RuntimeError: ")
+    assert "Timed out waiting 5000ms" in row["reason"]
+    assert "; behind the others: rank 1 in timed after step 1, " in row["reason"]
+    assert "Traceback (most recent call last)" in log(hung, "hang_in_group_1", 0)
+
+
+def test_memory_that_really_runs_out_is_oom(hung: Path) -> None:
+    """Up to the process's own limit the allocator gives; then it refuses, in the middle of a step."""
+    row = by_strategy(hung)["exhaust_own_1"]
+    assert row["status"] == "oom"
+    assert "8 samples a replica did not fit on cpu of rank 1: " in row["reason"]
+    assert "can't allocate memory" in row["reason"]
+
+
 def test_out_of_memory_names_batch_and_device_and_the_matrix_goes_on(table: dict[str, dict[str, str]]) -> None:
     assert table["oom_1"]["status"] == table["memory_0"]["status"] == "oom"
     assert table["oom_1"]["reason"] == (
@@ -183,6 +236,16 @@ def test_a_rank_that_hangs_in_a_step_is_told_from_the_one_that_waits(hung: Path)
     assert "hang_on_purpose" in stack
 
 
+def test_a_rank_that_is_stopped_is_told_from_the_one_that_waits(hung: Path) -> None:
+    """It cannot be asked for its stack; the rank that can is seen to wait."""
+    row = by_strategy(hung)["stop_later_1"]
+    assert row["status"] == "timeout"
+    assert row["reason"].startswith("no result after 45 s; behind the others: rank 1 in timed after step 1, ")
+    assert "rank 0" not in row["reason"]
+    assert next(hung.glob("logs/b00-stop_later_1-*/rank0.stack.log")).read_text()
+    assert not list(hung.glob("logs/b00-stop_later_1-*/rank1.stack.log"))
+
+
 def test_a_rank_that_hangs_while_building_is_named(hung: Path) -> None:
     row = by_strategy(hung)["hang_build_0"]
     assert row["status"] == "timeout"
@@ -196,11 +259,23 @@ def test_a_rank_that_does_not_exit_after_the_result_is_a_warning(hung: Path) -> 
     assert "rank 1 did not exit after the result was complete" in row["warnings"]
 
 
-def test_wrong_numbers_are_invalid(table: dict[str, dict[str, str]]) -> None:
-    assert (table["nan_1"]["status"], table["nan_1"]["reason"]) == ("invalid", "a loss is not finite")
-    assert table["nan_1"]["loss_first"] == table["nan_1"]["loss_last"] == ""
+def test_wrong_numbers_are_invalid(table: dict[str, dict[str, str]], hung: Path) -> None:
+    for row in (table["nan_1"], by_strategy(hung)["inf_1"]):
+        assert (row["status"], row["reason"]) == ("invalid", "a loss is not finite")
+        assert row["loss_first"] == row["loss_last"] == ""
     assert table["diverge_1"]["status"] == "invalid"
     assert "parameters differ between replicas" in table["diverge_1"]["reason"]
+
+
+def test_ranks_skip_a_step_of_the_loss_scaler_together_or_are_invalid(hung: Path) -> None:
+    """inf in one rank's gradients reaches all in the exchange; put in after it, that rank alone skips the step."""
+    table = by_strategy(hung)
+    plain, before, after = (table[f"scaler_{name}"] for name in ("none", "before_1", "after_1"))
+    assert [row["precision"] for row in (plain, before, after)] == ["amp-fp16"] * 3
+    assert (plain["status"], before["status"]) == ("ok", "ok")
+    assert int(before["skipped_steps"]) == int(plain["skipped_steps"]) + 1
+    assert after["status"] == "invalid"
+    assert "parameters differ between replicas" in after["reason"]
 
 
 def test_an_endless_message_is_cut_and_stays_one_line(campaign: Path, table: dict[str, dict[str, str]]) -> None:
@@ -261,9 +336,10 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
 
     table = write_table(tmp_path / "faults.py", {"f": Fault("raise", rank, "evaluate")})
     arrays = save_arrays(tmp_path / "data", workload="cnn-cifar100")
+    folder = tmp_path / "run"
     outcome = launch(
         spec(
-            tmp_path / "run",
+            folder,
             arrays,
             workload="cnn-cifar100",
             strategy="f",
@@ -274,6 +350,13 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
     )
     assert outcome.status == "crashed"
     assert outcome.reason == f"rank {rank} in evaluate: DeliberateError: rank {rank} was told to fail in evaluate"
+    # No step beats there, so that its last beat is from when evaluation began: all was over within seconds of it.
+    beat = heartbeat.read(heartbeat_path(folder))[rank]
+    assert (beat.phase, beat.step) == ("evaluate", 0)
+    assert beat.seconds_ago() < 10
+    text = (folder / f"rank{rank}.stderr.log").read_text()
+    assert "Traceback (most recent call last)" in text
+    assert "in _do_raise" in text
 
 
 def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(
@@ -318,11 +401,12 @@ def test_a_socket_on_all_addresses_would_be_seen() -> None:
         assert "0.0.0.0" in _listening(os.getpid())
 
 
-def test_an_interface_that_does_not_exist_is_named_before_anything_starts(tmp_path: Path) -> None:
-    done = run(toy(tmp_path / "out"), timeout=60, GLOO_SOCKET_IFNAME="nosuch0")
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_an_interface_that_does_not_exist_is_named_before_anything_starts(tmp_path: Path, name: str) -> None:
+    done = run(toy(tmp_path / "out"), timeout=60, **{name: "nosuch0"})
     assert done.returncode == 2
     assert "nosuch0" in done.stderr
-    assert "GLOO_SOCKET_IFNAME" in done.stderr
+    assert name in done.stderr
     assert not (tmp_path / "out").exists()
 
 
