@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import calibrate, environment, machine, workloads
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows
+from bench.campaign import read_runs
 from bench.data import DATASETS, PreparedData, prepare
 from bench.errors import UserError
 from bench.matrix import Matrix, from_resolved, load_matrix, override
@@ -81,8 +80,8 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     _make_checkpoint_folder(request)
     store = Store(folder, private=environment.private_words() if request.anonymous else ())
     try:
-        _tidy_after_a_crash(store, reporter)
-        store.check()
+        _check_still_new(request, store)
+        _tidy_after_a_crash(store, reporter, epochs=matrix.epochs)
         _check_same_data(store, data, force=request.force)
     except UserError:
         store.close()
@@ -185,7 +184,7 @@ def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
     """Raise UserError where the folder's rows were measured on other data, unless forced."""
     if not store.runs.exists() or force:
         return
-    found = {row["dataset_fingerprint"] for row in read_rows(store.runs, RUN_COLUMNS)}
+    found = {row["dataset_fingerprint"] for row in read_runs(store.runs)}
     if found - {data.fingerprint}:
         raise UserError(
             f"{store.folder} was measured on data of fingerprint {', '.join(sorted(found))}, this is "
@@ -247,11 +246,21 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
     if request.out is None:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
         return new_folder(Path("results"), host=str(host), preset=matrix.name)
-    if _exists(request.out / "runs.csv"):
-        raise UserError(
-            f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out"
-        )
+    _check_no_campaign(request.out)
     return request.out
+
+
+def _check_no_campaign(folder: Path) -> None:
+    if _exists(folder / "runs.csv"):
+        raise UserError(
+            f"{folder} already holds a campaign; continue it with --resume {folder}, or choose another --out"
+        )
+
+
+def _check_still_new(request: Request, store: Store) -> None:
+    """Look again once the lock is held: while the data were prepared another campaign may have come and gone."""
+    if request.resume is None:
+        _check_no_campaign(store.folder)
 
 
 def _exists(path: Path) -> bool:
@@ -262,12 +271,12 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
-    for message in store.tidy():
-        reporter.note(message)
+def _tidy_after_a_crash(store: Store, reporter: Reporter, *, epochs: int) -> None:
     ended = store.end_orphans()
     if ended:
-        reporter.note(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+        reporter.warn(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+    for message in store.tidy(epochs=epochs):
+        reporter.warn(message)
 
 
 def command_line(argv: list[str] | None = None) -> str:

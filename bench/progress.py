@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,6 +21,7 @@ class Reporter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
     def plan(self, runs: int) -> None: ...
     def begin(self, name: str, block: int, blocks: int) -> None: ...
     def beats(self, beats: list[Beat], timed_steps: int) -> None: ...
@@ -28,7 +30,7 @@ class Reporter(Protocol):
 
 
 class Quiet:
-    """Says nothing."""
+    """Says nothing but what is to be known of files that were changed."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,6 +42,9 @@ class Quiet:
 
     def note(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr)
 
     def plan(self, runs: int) -> None:
         pass
@@ -67,6 +72,9 @@ class Lines(Quiet):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.note(text)
 
     def plan(self, runs: int) -> None:
         self._runs = self._done + runs
@@ -108,6 +116,9 @@ class Live(Quiet):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.note(text)
 
     def plan(self, runs: int) -> None:
         if self._task is None:

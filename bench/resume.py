@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows
+from bench.campaign import read_runs
 from bench.errors import UserError
 from bench.planning import Cell
 
@@ -36,7 +35,7 @@ class Done:
     """What a folder's runs.csv already holds."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = read_rows(path, RUN_COLUMNS) if path.exists() else []
+        self.rows = read_runs(path) if path.exists() else []
         self._last: dict[tuple[RowKey, int], tuple[int, str]] = {}
         for row in self.rows:
             place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1

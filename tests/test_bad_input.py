@@ -7,6 +7,7 @@ import pytest
 from generated import noisy_campaign, write_campaign
 
 from bench import machine, runner
+from bench import prepare as preparing
 from bench.cli import main
 from bench.data import preparation
 from bench.data.download import DownloadFailed
@@ -159,6 +160,28 @@ def test_a_folder_that_already_holds_a_campaign_is_left_alone(bench, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["runs.csv"]
     assert (folder / "runs.csv").read_bytes() == before
     assert not (tmp_path / "data").exists(), "data were prepared before the folder was looked at"
+
+
+def test_a_campaign_that_came_and_went_while_data_were_prepared_is_left_alone(bench, tmp_path, monkeypatch):
+    prepare = preparing.prepare
+
+    def prepare_while_another_measures(*words, **options):
+        write_campaign(tmp_path / "O", noisy_campaign(seed=0, blocks=1))
+        return prepare(*words, **options)
+
+    monkeypatch.setattr(preparing, "prepare", prepare_while_another_measures)
+    code, _, err = bench("run", "smoke", *TOY, "--out", "O")
+    assert code == 2
+    assert "bench: O already holds a campaign; continue it with --resume O, or choose another --out" in err
+    assert {path.name for path in (tmp_path / "O").iterdir()} <= {"runs.csv", "logs", ".lock"}
+
+
+def test_rows_of_another_schema_version_are_not_read(bench, tmp_path):
+    write_campaign(tmp_path / "O", [{**line, "schema_version": "2"} for line in noisy_campaign(seed=0, blocks=1)])
+    code, out, err = bench("report", "O")
+    assert (code, out) == (2, "")
+    assert err == "bench: O/runs.csv, line 2: schema version '2', this version of the suite reads '1'\n"
+    assert [path.name for path in (tmp_path / "O").iterdir()] == ["runs.csv"]
 
 
 def test_a_file_in_the_way_of_the_checkpoints(bench, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.columns import RUN_COLUMNS
+from bench.columns import RUN_COLUMNS, SCHEMA_VERSION
 from bench.csvfile import write_rows
 from bench.errors import UserError
 from bench.planning import Cell
@@ -20,6 +20,7 @@ CELL = Cell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 
 
 def row_of(cell: Cell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
     return {
+        "schema_version": SCHEMA_VERSION,
         "strategy": cell.strategy,
         "devices": cell.devices,
         "scaling": cell.scaling,
@@ -100,6 +101,12 @@ def test_nothing_is_finished_without_a_file(tmp_path: Path) -> None:
     assert found.rows == []
     assert not found.finished(CELL, 0)
     assert found.next_attempt(CELL, 0) == 1
+
+
+def test_rows_of_another_schema_version_are_not_judged(tmp_path: Path) -> None:
+    row = row_of(CELL, block=0, status="ok")
+    with pytest.raises(UserError, match=r"runs\.csv, line 3: schema version '2', this version of the suite reads '1'"):
+        done(tmp_path, row, row | {"schema_version": "2"})
 
 
 # -- the same machine, version and options -----------------------------------------------------------------------------
