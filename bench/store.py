@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from bench.campaign import read_runs
 from bench.columns import RUN_COLUMNS, STEP_COLUMNS
 from bench.csvfile import Row, append_rows, check_header, write_text_atomically
 from bench.errors import UserError
+from bench.sessions import end_sessions
 
 RUNNING = "running.json"
 WORKER_MODULE = "bench.worker"
@@ -171,7 +171,7 @@ class Store:
         (self.folder / RUNNING).unlink(missing_ok=True)
 
     def end_orphans(self) -> list[int]:
-        """End workers that a killed campaign left in this folder. Returns the pids that were still alive."""
+        """End workers that a killed campaign left in this folder, and what they started. Returns the pids ended."""
         try:
             noted: dict[str, Any] = json.loads((self.folder / RUNNING).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -180,12 +180,14 @@ class Store:
         for pid in noted.get("pids", []):
             # A number may belong to somebody else by now: only a worker of this very folder is ended.
             try:
-                command = psutil.Process(pid).cmdline()
+                process = psutil.Process(pid)
+                command = process.cmdline()
                 if WORKER_MODULE in command and any(str(self.folder.resolve()) in part for part in command):
-                    os.kill(pid, signal.SIGKILL)
+                    process.kill()
                     ended.append(pid)
             except (psutil.Error, OSError):
                 continue
+        ended += [pid for pid in end_sessions(noted.get("pids", []), self.folder) if pid not in ended]
         self.note_idle()
         return ended
 

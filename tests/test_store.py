@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -277,7 +278,11 @@ def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> N
     ]
     try:
         store.note_running("b00", [process.pid for process in started])
-        assert store.end_orphans() == [started[0].pid]
+        with pytest.MonkeyPatch.context() as windows:
+            # That system has no such signal, and psutil does not need it there.
+            windows.delattr(signal, "SIGKILL")
+            windows.setattr(psutil.Process, "kill", lambda process: os.kill(process.pid, 9))
+            assert store.end_orphans() == [started[0].pid]
         assert started[0].wait(10) == -9
         assert [process.poll() for process in started[1:]] == [None, None]
         assert not (store.folder / RUNNING).exists()
@@ -287,6 +292,28 @@ def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> N
             process.kill()
             process.communicate()
     assert not any(psutil.pid_exists(process.pid) for process in started)
+
+
+def test_what_an_orphan_started_is_ended_too(store: Store, tmp_path: Path) -> None:
+    """The rank itself is gone: its session and the variable of its run tell whose its children are."""
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "others = {**os.environ, 'STRATEGYBENCH_RUN_FOLDER': sys.argv[1]}\n"
+        "pids = [subprocess.Popen(child, env=env, stdout=subprocess.DEVNULL).pid for env in (os.environ, others)]\n"
+        "print(*pids)\n"
+    )
+    words = [sys.executable, "-c", parent, str(tmp_path / "other" / "logs" / "b00")]
+    own = {**os.environ, "STRATEGYBENCH_RUN_FOLDER": str(store.folder / "logs" / "b00")}
+    with subprocess.Popen(words, env=own, start_new_session=True, stdout=subprocess.PIPE, text=True) as rank:
+        ours, theirs = (psutil.Process(int(word)) for word in rank.communicate(timeout=60)[0].split())
+    try:
+        store.note_running("b00", [rank.pid])
+        assert store.end_orphans() == [ours.pid]
+        ours.wait(10)
+        assert theirs.is_running()
+    finally:
+        theirs.kill()
 
 
 def test_a_broken_note_of_what_ran_ends_nobody(store: Store) -> None:
