@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,11 @@ class Runner:
             tried = replace(cell, batch_global=batch * replicas, batch_per_replica=batch)
             # Two epochs of one step: the second has the optimizer's state and the activations alive together.
             spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
-            return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
+            spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False)
+            try:
+                return launch(spec, on_start=partial(self.store.note_running, spec.run_id))
+            finally:
+                self.store.note_idle()
 
         limit = self.job.facts.data.train_count // replicas
         return search(attempt, start=cell.batch_per_replica, limit=limit, multiple=cell.accumulate)

@@ -143,6 +143,41 @@ def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None
     assert code == 130
 
 
+def test_a_search_for_the_largest_batch_is_ended_like_a_campaign(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start([*hanging(tmp_path), "--find-batch"])
+    try:
+        ranks = await_ranks(out, "find-*", phase="warmup")
+        noted = json.loads((out / "running.json").read_text())
+        assert sorted(noted["pids"]) == sorted(rank.pid for rank in ranks)
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert_none_left(out, seconds=10)
+    code, errors = end(process)
+    assert (code, errors) == (130, "bench: interrupted\n")
+    assert not (out / "running.json").exists()
+    assert rows(out) == []
+
+
+def test_loader_workers_end_with_the_campaign_that_is_killed(tmp_path: Path) -> None:
+    """Stopped ones cannot look after their parent themselves, as those busy with a sample cannot."""
+    out = tmp_path / "out"
+    process = start([*hanging(tmp_path), "--data-pipeline", "loader", "--loader-workers", "2"])
+    # A loader worker is a copy of its rank.
+    found = await_ranks(out, number=2 * (1 + 2), phase="warmup")
+    try:
+        for worker in found:
+            if worker.ppid() != process.pid:
+                worker.suspend()
+        process.send_signal(signal.SIGKILL)
+        assert_none_left(out, seconds=10)
+    finally:
+        for worker in found:
+            if worker.is_running():
+                worker.kill()
+        end(process)
+
+
 def test_an_interruption_before_the_first_run_is_quiet(tmp_path: Path) -> None:
     """While strategies are being planned no run has begun: the answer is the exit code and no traceback."""
     slow = tmp_path / "slow.py"
