@@ -19,7 +19,7 @@ from bench.errors import UserError
 from bench.matrix import Matrix, from_resolved, load_matrix, override
 from bench.planning import check_baseline, device_counts, plan_cells
 from bench.progress import Reporter
-from bench.resume import check_same_environment
+from bench.resume import check_same_environment, check_same_matrix, check_same_strategy_files
 from bench.rows import CampaignFacts
 from bench.runner import Job
 from bench.store import Store, new_folder
@@ -72,7 +72,9 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
     facts["volatile"]["calibration"] = calibrate.load(facts["environment_id"], threads=threads)
     if request.resume:
-        for difference in check_same_environment(request.resume, facts, force=request.force):
+        differences = check_same_environment(request.resume, facts, force=request.force)
+        differences += check_same_strategy_files(request.resume, request.strategy_files, resumed, force=request.force)
+        for difference in differences:
             reporter.note(f"resumed although this differs: {difference}")
     folder = _folder(request, matrix, facts)
     data = _data(matrix, workload.data_kind, request.data_root, reporter)
@@ -129,11 +131,7 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
         if request.matrix
         else override(matrix, request.overrides)
     )
-    if asked != matrix and not request.force:
-        raise UserError(
-            f"{request.resume} was begun with another matrix than these options give; "
-            "leave them out to continue it, or add --force"
-        )
+    check_same_matrix(request.resume, matrix, asked, force=request.force)
     return asked, facts
 
 

@@ -25,7 +25,7 @@ from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
 from bench.planning import Cell, block_order
 from bench.progress import Reporter
-from bench.resume import Done
+from bench.resume import Done, hashes
 from bench.rows import CampaignFacts, RunFacts, run_rows, step_rows
 from bench.spec import RunSpec
 from bench.stopping import Decision, decide
@@ -62,6 +62,7 @@ def write_header(store: Store, job: Job) -> None:
         "dataset_used": job.facts.data.name,
         "notice": job.facts.data.notice,
         "strategy_files": [store.scrub(str(path.resolve())) for path in job.strategy_files],
+        "strategy_files_sha256": hashes(job.strategy_files),
         "checkpoint": store.scrub(str(job.checkpoint.resolve())) if job.checkpoint else "",
         "initial_state": store.scrub(str(job.initial_state.resolve())) if job.initial_state else "",
     }

@@ -84,9 +84,13 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
         file.write("1,out,b00-hang")
     with (out / "steps.csv").open("a") as file:
         file.write("b00-hanging-2d-fp32-strong-g16,0,1,0,0.5,0.0\n")
-    # The user mends the strategy and goes on.
+    # The user mends the strategy and goes on, once told what that mixes.
     write_table(tmp_path / "faults.py", {"hanging": Fault("none")})
     done = run([*RUN, "--resume", str(out)])
+    assert done.returncode == 2, done.stderr
+    assert f"other contents of the strategy file {tmp_path / 'faults.py'}; put them back, or add --force" in done.stderr
+    assert rows(out)[:1] == before
+    done = run([*RUN, "--resume", str(out), "--force", "--quiet"])
     assert done.returncode == 0, done.stderr
     assert "runs.csv: the last line was half written; it is kept in runs.csv.half-line-" in done.stderr
     assert "steps.csv: 1 step(s) of a run that has no row; they are kept in steps.csv.without-run-" in done.stderr
@@ -108,8 +112,12 @@ def _resumes_only_what_is_the_same(out: Path) -> None:
     """A complete campaign measures nothing again, and refuses what would mix two campaigns."""
     rows_before = (out / "runs.csv").read_bytes()
     environment = (out / "environment.json").read_text()
-    done = run([*RUN, "--resume", str(out), "--steps", "2"])
+    done = run([*RUN, "--resume", str(out), "--blocks", "2"])
     assert (done.returncode, "was begun with another matrix" in done.stderr) == (2, True), done.stderr
+    # No cell names its steps: what is there would pass for what was asked for.
+    done = run([*RUN, "--resume", str(out), "--steps", "2", "--force"])
+    assert done.returncode == 2
+    assert "was begun with another matrix than these options give (steps: 3 -> 2)" in done.stderr
     facts = json.loads(environment)
     facts["identity"]["cpu"] = "Another CPU"
     facts["identity"]["torch"] = "1.0"
