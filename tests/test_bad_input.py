@@ -1,7 +1,9 @@
 """A user's mistakes: one short message that names what is wrong, exit code 2, and nothing started."""
 
+import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from generated import noisy_campaign, write_campaign
@@ -182,6 +184,54 @@ def test_rows_of_another_schema_version_are_not_read(bench, tmp_path):
     assert (code, out) == (2, "")
     assert err == "bench: O/runs.csv, line 2: schema version '2', this version of the suite reads '1'\n"
     assert [path.name for path in (tmp_path / "O").iterdir()] == ["runs.csv"]
+
+
+READERS = {
+    "report": ("report", "C"),
+    "plot": ("plot", "C"),
+    "export": ("export", "C"),
+    "compare": ("compare", "C", "C"),
+    "track": ("track", "C", "--to", "tensorboard"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_that_may_not_be_read(reader, bench, tmp_path, monkeypatch):
+    """Simulated: an administrator may read everything."""
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    expected = "bench: could not use C: Permission denied; give a path that can be read and written\n"
+    assert bench(*READERS[reader]) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("report", "C", "--out", "taken"), "could not use taken: File exists; "),
+        (("plot", "C", "--out", "taken/below"), "could not use taken/below: Not a directory; "),
+        (("report", "C", "--out", LONG), f"could not use {LONG}: File name too long; "),
+        (("export", LONG), f"could not use {LONG}: File name too long; "),
+    ],
+)
+def test_a_path_that_cannot_be_used(words, reason, bench, tmp_path):
+    write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1))
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    code, out, err = bench(*words)
+    assert (code, out) == (2, "")
+    assert err == f"bench: {reason}give a path that can be read and written\n"
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_fault_of_the_suite_is_not_taken_for_a_mistake(bench, monkeypatch):
+    def fail(path):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    with pytest.raises(PermissionError):
+        bench("report", "C")
 
 
 def test_a_file_in_the_way_of_the_checkpoints(bench, tmp_path):

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from campaigns import TOY, command, rows, run, toy
 from fault_strategies import Fault, write_table
+from generated import noisy_campaign, write_campaign
 
 from bench.columns import RUN_COLUMNS, STEP_COLUMNS, names
 from bench.csvfile import append_rows, encode_header, encode_rows, read_rows
@@ -103,26 +104,42 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         Store(tmp_path / "campaign")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounting needs an administrator")
-def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False).returncode:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of the test's own."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("mounting needs an administrator")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False).returncode:
         pytest.skip("this system mounts no tmpfs")
-    try:
-        fault = Fault("fill_disk", 0, "first_step", mark=str(disk / "filler"))
-        table = write_table(tmp_path / "faults.py", {"zfill": fault})
-        done = run(toy(disk / "out", "--strategy-file", str(table), strategies=["ddp", "zfill"]))
-        assert done.returncode == 2, done.stderr
-        assert re.search(r"could not write .*: No space left on device; what was measured before is kept", done.stderr)
-        assert "Traceback" not in done.stderr
-        first, *others = read_rows(disk / "out" / "runs.csv", RUN_COLUMNS)
-        assert (first["strategy"], first["status"]) == ("ddp", "ok")
-        # The last page of a file may have room for one row more.
-        assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
-        assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path, disk: Path) -> None:
+    fault = Fault("fill_disk", 0, "first_step", mark=str(disk / "filler"))
+    table = write_table(tmp_path / "faults.py", {"zfill": fault})
+    done = run(toy(disk / "out", "--strategy-file", str(table), strategies=["ddp", "zfill"]))
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"could not write .*: No space left on device; what was measured before is kept", done.stderr)
+    assert "Traceback" not in done.stderr
+    first, *others = read_rows(disk / "out" / "runs.csv", RUN_COLUMNS)
+    assert (first["strategy"], first["status"]) == ("ddp", "ok")
+    # The last page of a file may have room for one row more.
+    assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
+    assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
+
+
+def test_a_disk_that_may_only_be_read(disk: Path) -> None:
+    folder = write_campaign(disk / "campaign", noisy_campaign(seed=0, blocks=2))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    done = run(toy(disk / "out"), timeout=60)
+    expected = f"bench: could not write to {disk / 'out'}: Read-only file system; choose another --out\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    done = run([sys.executable, "-m", "bench", "report", str(folder)], timeout=60)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"bench: could not write {folder}\S*: Read-only file system; .* is kept\n", done.stderr)
 
 
 # -- files that a person or another version changed --------------------------------------------------------------------
