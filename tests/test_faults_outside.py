@@ -106,14 +106,14 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
     assert len(places) == len(set(places)) == 2 * 2 * 3
     assert not (out / "running.json").exists()
     _resumes_only_what_is_the_same(out)
+    _resumes_no_file_that_another_hand_changed(out)
 
 
 def _resumes_only_what_is_the_same(out: Path) -> None:
-    """A complete campaign measures nothing again, and refuses what would mix two campaigns."""
-    rows_before = (out / "runs.csv").read_bytes()
+    """A complete campaign measures nothing again, though saved with CRLF, and refuses what would mix two campaigns."""
+    rows_before = (out / "runs.csv").read_bytes().replace(b"\n", b"\r\n")
+    (out / "runs.csv").write_bytes(rows_before)
     environment = (out / "environment.json").read_text()
-    done = run([*RUN, "--resume", str(out), "--blocks", "2"])
-    assert (done.returncode, "was begun with another matrix" in done.stderr) == (2, True), done.stderr
     # No cell names its steps: what is there would pass for what was asked for.
     done = run([*RUN, "--resume", str(out), "--steps", "2", "--force"])
     assert done.returncode == 2
@@ -131,6 +131,26 @@ def _resumes_only_what_is_the_same(out: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "resumed although this differs: cpu: Another CPU -> " in done.stderr
     assert (out / "runs.csv").read_bytes() == rows_before
+
+
+def _resumes_no_file_that_another_hand_changed(out: Path) -> None:
+    """Another header and columns of one's own are refused as they are; an empty file is begun anew."""
+    runs = out / "runs.csv"
+    header, *lines = runs.read_text().splitlines()
+    changed = "\n".join([header.replace(",gate,", ",verdict,") + ",note", *(line + ",mine" for line in lines)]) + "\n"
+    runs.write_text(changed)
+    done = run([*RUN, "--resume", str(out), "--quiet"])
+    assert done.returncode == 2
+    assert "another header than this version writes (missing gate; unknown verdict, note); use a new" in done.stderr
+    assert runs.read_text() == changed
+    runs.write_bytes(b"")
+    done = run([*RUN, "--resume", str(out), "--quiet"])
+    assert done.returncode == 0
+    first, second = done.stderr.splitlines()
+    assert first == "runs.csv: the file was empty"
+    assert second.startswith("steps.csv: 12 step(s) of a run that has no row; they are kept in steps.csv.without-run-")
+    assert [(row["strategy"], row["status"]) for row in rows(out)] == [("ddp", "ok"), ("hanging", "ok")]
+    assert len(rows(out, "steps.csv")) == 12
 
 
 RUN = toy(Path())[:4]
