@@ -1,10 +1,13 @@
 """A user's mistakes: one short message that names what is wrong, exit code 2, and nothing started."""
 
 import errno
+import gzip
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from generated import noisy_campaign, write_campaign
 
@@ -270,4 +273,33 @@ def test_the_real_command_says_the_same(case, tmp_path):
     program += "p.download = offline\nfrom bench.cli import main\nmain()\n"
     start = [sys.executable, "-c", program] if case == "no data" else [sys.executable, "-m", "bench"]
     done = subprocess.run([*start, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert expected in refused((done.returncode, done.stdout, done.stderr), tmp_path)
+
+
+def a_truncated_archive(folder):
+    path = folder / "cifar-10-python.tar.gz"
+    path.write_bytes(gzip.compress(bytes(1000))[:-20])
+    return f"{path} is damaged or truncated"
+
+
+def a_label_out_of_range(folder):
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (batches / name).touch()
+    first = {"data": np.zeros((10_000, 3072), np.uint8), "labels": [*[9] * 9_999, 10]}
+    (batches / "data_batch_1").write_bytes(pickle.dumps(first))
+    return (
+        f"{batches / 'data_batch_1'} is damaged or no batch of CIFAR-10: label 10 of image 9999 is not between 0 and 9"
+    )
+
+
+@pytest.mark.parametrize("damage", [a_truncated_archive, a_label_out_of_range])
+def test_the_real_command_names_damaged_data(damage, tmp_path):
+    (tmp_path / "data").mkdir()
+    expected = damage(tmp_path / "data")
+    words = ("run", "smoke", "--dataset", "cifar10", "--data-root", "data")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
     assert expected in refused((done.returncode, done.stdout, done.stderr), tmp_path)
