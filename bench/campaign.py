@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 _PANDAS_TYPES = {"str": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """The rows of a runs.csv. Raises UserError as `read_rows` does, and for a row of another schema version."""
+    rows = read_rows(path, RUN_COLUMNS)
+    for number, row in enumerate(rows, start=2):
+        if row["schema_version"] != SCHEMA_VERSION:
+            raise UserError(
+                f"{path}, line {number}: schema version {row['schema_version']!r}, "
+                f"this version of the suite reads {SCHEMA_VERSION!r}"
+            )
+    return rows
+
+
 @dataclass(frozen=True)
 class Campaign:
     """One results folder.
@@ -35,14 +47,7 @@ class Campaign:
     @cached_property
     def run_rows(self) -> list[dict[str, Any]]:
         """The rows of runs.csv, in the order they were written."""
-        rows = read_rows(self.folder / "runs.csv", RUN_COLUMNS)
-        for number, row in enumerate(rows, start=2):
-            if row["schema_version"] != SCHEMA_VERSION:
-                raise UserError(
-                    f"{self.folder / 'runs.csv'}, line {number}: schema version {row['schema_version']!r}, "
-                    f"this version of the suite reads {SCHEMA_VERSION!r}"
-                )
-        return rows
+        return read_runs(self.folder / "runs.csv")
 
     @cached_property
     def runs(self) -> "pd.DataFrame":

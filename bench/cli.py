@@ -13,6 +13,9 @@ from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 from bench.interrupts import Interrupted
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# Windows lacks some of these numbers.
+_PATH_ERROR_NAMES = ("EACCES", "EPERM", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP", "ESTALE")
+PATH_ERRORS = tuple(getattr(errno, name) for name in _PATH_ERROR_NAMES if hasattr(errno, name))
 
 app = typer.Typer(
     name="bench",
@@ -339,6 +342,16 @@ def track(
     typer.echo(f"in {target}")
 
 
+def _told(error: OSError) -> str:
+    """The message where a disk refused, or a path that a person gave; "" where it may be a fault of the suite."""
+    if error.errno in DISK_ERRORS:
+        place = error.filename or "to the disk"
+        return f"could not write {place}: {error.strerror}; what was measured before is kept"
+    if error.errno in PATH_ERRORS and error.filename:
+        return f"could not use {error.filename}: {error.strerror}; give a path that can be read and written"
+    return ""
+
+
 def main() -> None:
     """Entry point of the command. A user's mistake is one message and exit code 2; anything else may crash loudly."""
     try:
@@ -347,10 +360,10 @@ def main() -> None:
         typer.echo(f"bench: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        message = _told(error)
+        if not message:
             raise
-        place = error.filename or "to the disk"
-        typer.echo(f"bench: could not write {place}: {error.strerror}; what was measured before is kept", err=True)
+        typer.echo(f"bench: {message}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("bench: interrupted", err=True)

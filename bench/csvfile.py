@@ -108,9 +108,10 @@ def check_header(path: Path, columns: tuple[Column, ...]) -> None:
 def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) -> None:
     """Append rows to a file of these columns, making it with its header first where it does not exist.
 
-    All rows go down in one write that is flushed to the disk, so neither a crash of this process nor of the
-    machine leaves more than the last line incomplete. Raises UserError when the header is another one, and when
-    the disk refuses the write; what was written before is then cut back to the last whole line.
+    All rows go down in one write that is flushed to the disk, so a crash of this process or of the machine leaves at
+    most these rows incomplete: the first of them whole, one half, and the others missing. Raises UserError when the
+    header is another one, and when the disk refuses the write; what was written before is then cut back to the last
+    whole line.
     """
     if path.exists():
         check_header(path, columns)

@@ -18,13 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from bench import heartbeat
 from bench.errors import UserError
 from bench.heartbeat import Beat
 from bench.interrupts import undisturbed
 from bench.machine import loopback_interface
+from bench.sessions import RUN_VARIABLE, end_sessions
 from bench.spec import RunSpec, heartbeat_path, measurement_path, stack_path
 from bench.verdict import Frame, judge, read_stack, timeout_reason
 from bench.verdict import Outcome as Outcome
@@ -62,7 +61,7 @@ def launch(
     finally:
         with undisturbed():
             if context is not None:
-                _end(context)
+                _end(context, Path(spec.folder))
             Path(spec.store).unlink(missing_ok=True)
 
 
@@ -130,6 +129,7 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
         "WORLD_SIZE": str(spec.processes),
         "LOCAL_WORLD_SIZE": str(spec.processes),
         SPAWN_VARIABLE: str(time.perf_counter_ns()),
+        RUN_VARIABLE: str(Path(spec.folder).resolve()),
         # Every cell gets the same threads, whatever the user's shell says.
         "OMP_NUM_THREADS": str(spec.threads_per_device),
         "MKL_NUM_THREADS": str(spec.threads_per_device),
@@ -236,16 +236,8 @@ class _Watch:
         return {rank: read_stack(path) for rank, path in paths.items()}
 
 
-def _end(context: Any) -> None:
+def _end(context: Any, folder: Path) -> None:
     """End every rank, and what a rank started and left behind in its session."""
-    sessions = set(context.pids().values())
+    ranks = set(context.pids().values())
     context.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, timeout=KILL_SECONDS)
-    if not hasattr(os, "getsid"):
-        return
-    for process in psutil.process_iter():
-        try:
-            # The number of an ended rank may be another session's by now: the variable tells them apart.
-            if os.getsid(process.pid) in sessions and SPAWN_VARIABLE in process.environ():
-                process.kill()
-        except (psutil.Error, OSError):
-            continue
+    end_sessions(ranks, folder)

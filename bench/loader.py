@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bench.pipeline import TrainingBatches
+from bench.process import die_with_parent
 
 
 class StoredSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -45,6 +49,12 @@ class ShardSampler(Sampler[int]):
         return self._steps * self._batches.batch_global // self._batches.shards
 
 
+def _end_with_rank(rank_pid: int, worker: int) -> None:
+    """Tie a loader worker to its rank: what it inherits does not hold for it, and torch has it look every 5 s only."""
+    if multiprocessing.get_start_method() != "forkserver":
+        die_with_parent(rank_pid)
+
+
 class LoaderBatches:
     """A DataLoader over torchvision transforms: the same samples as the resident pipeline, image by image.
 
@@ -62,6 +72,7 @@ class LoaderBatches:
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
             drop_last=True,
+            worker_init_fn=partial(_end_with_rank, os.getpid()),
         )
 
     def epoch(self, epoch: int, *, steps: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import calibrate, environment, machine, workloads
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows
+from bench.campaign import read_runs
 from bench.data import DATASETS, PreparedData, prepare
 from bench.errors import UserError
 from bench.matrix import Matrix, from_resolved, load_matrix, override
 from bench.planning import check_baseline, device_counts, plan_cells
 from bench.progress import Reporter
-from bench.resume import check_same_environment
+from bench.resume import check_same_environment, check_same_matrix, check_same_strategy_files
 from bench.rows import CampaignFacts
 from bench.runner import Job
 from bench.store import Store, new_folder
@@ -74,7 +73,9 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
     facts["volatile"]["calibration"] = calibrate.load(facts["environment_id"], threads=threads)
     if request.resume:
-        for difference in check_same_environment(request.resume, facts, force=request.force):
+        differences = check_same_environment(request.resume, facts, force=request.force)
+        differences += check_same_strategy_files(request.resume, request.strategy_files, resumed, force=request.force)
+        for difference in differences:
             reporter.note(f"resumed although this differs: {difference}")
     folder = _folder(request, matrix, facts)
     data = _data(matrix, workload.data_kind, request.data_root, reporter)
@@ -82,8 +83,8 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     _make_checkpoint_folder(request)
     store = Store(folder, private=environment.private_words() if request.anonymous else ())
     try:
-        _tidy_after_a_crash(store, reporter)
-        store.check()
+        _check_still_new(request, store)
+        _tidy_after_a_crash(store, reporter, epochs=matrix.epochs)
         _check_same_data(store, data, force=request.force)
     except UserError:
         store.close()
@@ -131,11 +132,7 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
         if request.matrix
         else override(matrix, request.overrides)
     )
-    if asked != matrix and not request.force:
-        raise UserError(
-            f"{request.resume} was begun with another matrix than these options give; "
-            "leave them out to continue it, or add --force"
-        )
+    check_same_matrix(request.resume, matrix, asked, force=request.force)
     return asked, facts
 
 
@@ -196,7 +193,7 @@ def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
     """Raise UserError where the folder's rows were measured on other data, unless forced."""
     if not store.runs.exists() or force:
         return
-    found = {row["dataset_fingerprint"] for row in read_rows(store.runs, RUN_COLUMNS)}
+    found = {row["dataset_fingerprint"] for row in read_runs(store.runs)}
     if found - {data.fingerprint}:
         raise UserError(
             f"{store.folder} was measured on data of fingerprint {', '.join(sorted(found))}, this is "
@@ -258,11 +255,21 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
     if request.out is None:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
         return new_folder(Path("results"), host=str(host), preset=matrix.name)
-    if _exists(request.out / "runs.csv"):
-        raise UserError(
-            f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out"
-        )
+    _check_no_campaign(request.out)
     return request.out
+
+
+def _check_no_campaign(folder: Path) -> None:
+    if _exists(folder / "runs.csv"):
+        raise UserError(
+            f"{folder} already holds a campaign; continue it with --resume {folder}, or choose another --out"
+        )
+
+
+def _check_still_new(request: Request, store: Store) -> None:
+    """Look again once the lock is held: while the data were prepared another campaign may have come and gone."""
+    if request.resume is None:
+        _check_no_campaign(store.folder)
 
 
 def _exists(path: Path) -> bool:
@@ -273,12 +280,12 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
-    for message in store.tidy():
-        reporter.note(message)
+def _tidy_after_a_crash(store: Store, reporter: Reporter, *, epochs: int) -> None:
     ended = store.end_orphans()
     if ended:
-        reporter.note(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+        reporter.warn(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+    for message in store.tidy(epochs=epochs):
+        reporter.warn(message)
 
 
 def command_line(argv: list[str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
@@ -21,6 +22,7 @@ class Reporter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
     def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
     def plan(self, runs: int) -> None: ...
     def begin(self, name: str, block: int, blocks: int) -> None: ...
     def beats(self, beats: list[Beat], timed_steps: int) -> None: ...
@@ -54,7 +56,7 @@ def _lasting(console: Console) -> Console:
 
 
 class Quiet:
-    """Says nothing."""
+    """Says nothing but what is to be known of files that were changed."""
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +68,10 @@ class Quiet:
 
     def note(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr)
 
     def plan(self, runs: int) -> None:
         pass
@@ -93,6 +99,9 @@ class Lines(Quiet):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.note(text)
 
     def plan(self, runs: int) -> None:
         self._runs = self._done + runs
@@ -134,6 +143,9 @@ class Live(Quiet):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.note(text)
 
     def plan(self, runs: int) -> None:
         if self._task is None:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows
+from bench.campaign import read_runs
 from bench.errors import UserError
+from bench.matrix import Matrix
 from bench.planning import Cell
 
 RowKey = tuple[Any, ...]
+
+SAME_IN_ALL_RUNS = (
+    "device",
+    "workload",
+    "dataset",
+    "steps",
+    "warmup_steps",
+    "epochs",
+    "seed",
+    "threads_per_device",
+    "loader_workers",
+)
+"""Keys of a matrix that change what a run does and that no cell names: a finished run would pass for the new one."""
+
+_WORDS: dict[str, dict[Any, str]] = {"steps": {None: "epoch"}, "blocks": {0: "auto"}}
+_TREE = {True: "changed since that commit", False: "as committed"}
 
 
 def row_key(row: Mapping[str, Any]) -> RowKey:
@@ -36,7 +54,7 @@ class Done:
     """What a folder's runs.csv already holds."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = read_rows(path, RUN_COLUMNS) if path.exists() else []
+        self.rows = read_runs(path) if path.exists() else []
         self._last: dict[tuple[RowKey, int], tuple[int, str]] = {}
         for row in self.rows:
             place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1
@@ -63,12 +81,66 @@ def check_same_environment(folder: Path, environment: Mapping[str, Any], *, forc
     new_commit = environment["volatile"].get("git_commit", "")
     if old_commit != new_commit:
         differences.append(f"commit of the suite: {old_commit or 'none'} -> {new_commit or 'none'}")
+    states = [_TREE.get(facts.get("volatile", {}).get("git_dirty"), "unknown") for facts in (old, environment)]
+    if states[0] != states[1]:
+        differences.append(f"files of the suite: {states[0]} -> {states[1]}")
     if differences and not force:
         raise UserError(
             f"{folder} was measured under other conditions ({'; '.join(differences)}); "
             "begin a new campaign, or add --force to mix them"
         )
     return differences
+
+
+def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, force: bool) -> None:
+    """Refuse another matrix, unless forced; and even then where runs of both could not be told apart."""
+    different = [item.name for item in fields(Matrix) if getattr(begun, item.name) != getattr(asked, item.name)]
+    mixing = [name for name in different if name in SAME_IN_ALL_RUNS]
+    if not different or (force and not mixing):
+        return
+    told = "; ".join(_difference(name, begun, asked) for name in mixing or different)
+    remedy = "leave them out to continue it, or " + (
+        "begin a new campaign: its runs and the new ones could not be told apart" if mixing else "add --force"
+    )
+    raise UserError(f"{folder} was begun with another matrix than these options give ({told}); {remedy}")
+
+
+def _difference(name: str, begun: Matrix, asked: Matrix) -> str:
+    if name in ("groups", "options"):
+        return {"groups": "other cells", "options": "other options of a strategy"}[name]
+    words = _WORDS.get(name, {})
+    old, new = (getattr(matrix, name) for matrix in (begun, asked))
+    return f"{name}: {words.get(old, old)} -> {words.get(new, new)}"
+
+
+def hashes(paths: Iterable[Path]) -> list[str]:
+    """The SHA-256 of each file, blank where it cannot be read."""
+    found = []
+    for path in paths:
+        try:
+            found.append(hashlib.sha256(path.read_bytes()).hexdigest())
+        except OSError:
+            found.append("")
+    return found
+
+
+def check_same_strategy_files(
+    folder: Path, files: Sequence[Path], begun: Mapping[str, Any], *, force: bool
+) -> list[str]:
+    """Refuse strategy files of other contents than the campaign was begun with, unless forced. Returns which differ.
+
+    Campaigns that recorded no hashes are taken at their word.
+    """
+    recorded = begun.get("strategy_files_sha256")
+    if recorded is None:
+        return []
+    changed = [str(path) for path, found in zip(files, hashes(files), strict=True) if found not in recorded]
+    if changed and not force:
+        raise UserError(
+            f"{folder} was begun with other contents of the strategy file {', '.join(changed)}; put them back, or add "
+            "--force to keep the runs of the old contents and measure what is missing with the new"
+        )
+    return [f"contents of the strategy file {path}" for path in changed]
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
 from bench.planning import Cell, block_order
 from bench.progress import Reporter
-from bench.resume import Done
+from bench.resume import Done, hashes
 from bench.rows import CampaignFacts, RunFacts, run_rows, step_rows
 from bench.spec import RunSpec
 from bench.stopping import Decision, decide
@@ -61,6 +62,7 @@ def write_header(store: Store, job: Job) -> None:
         "dataset_used": job.facts.data.name,
         "notice": job.facts.data.notice,
         "strategy_files": [store.scrub(str(path.resolve())) for path in job.strategy_files],
+        "strategy_files_sha256": hashes(job.strategy_files),
         "checkpoint": store.scrub(str(job.checkpoint.resolve())) if job.checkpoint else "",
         "initial_state": store.scrub(str(job.initial_state.resolve())) if job.initial_state else "",
     }
@@ -226,7 +228,11 @@ class Runner:
             tried = replace(cell, batch_global=batch * replicas, batch_per_replica=batch)
             # Two epochs of one step: the second has the optimizer's state and the activations alive together.
             spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
-            return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
+            spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False)
+            try:
+                return launch(spec, on_start=partial(self.store.note_running, spec.run_id))
+            finally:
+                self.store.note_idle()
 
         limit = self.job.facts.data.train_count // replicas
         return search(attempt, start=cell.batch_per_replica, limit=limit, multiple=cell.accumulate)

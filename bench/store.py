@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from bench.campaign import read_runs
 from bench.columns import RUN_COLUMNS, STEP_COLUMNS
-from bench.csvfile import Row, append_rows, check_header, read_rows, write_text_atomically
+from bench.csvfile import Row, append_rows, check_header, write_text_atomically
 from bench.errors import UserError
+from bench.sessions import end_sessions
 
 RUNNING = "running.json"
 WORKER_MODULE = "bench.worker"
@@ -67,7 +69,8 @@ class Store:
     def check(self) -> None:
         """Raise UserError now, not after an hour, where a file here has another header."""
         for path, columns in ((self.runs, RUN_COLUMNS), (self.steps, STEP_COLUMNS)):
-            if path.exists():
+            # A first line that is not whole is no header yet.
+            if path.exists() and b"\n" in path.read_bytes():
                 check_header(path, columns)
 
     def add(self, runs: Iterable[Row], steps: Iterable[Row]) -> None:
@@ -81,9 +84,16 @@ class Store:
         texts = {name: self.scrub(row[name]) for name in ("reason", "warnings", "details") if row.get(name)}
         return {**row, **texts}
 
-    def tidy(self) -> list[str]:
-        """Set aside what a campaign that was cut off left half written, and say so. Returns the messages."""
-        return [*self._set_aside_half_lines(), *self._set_aside_steps_without_a_run()]
+    def tidy(self, *, epochs: int) -> list[str]:
+        """Set aside what a campaign that was cut off left half written, and say so. Returns the messages.
+
+        `epochs` is how many rows a measured run has. Raises UserError where a file is not of this version; one with
+        another header is left as it is.
+        """
+        self.check()
+        messages = self._set_aside_half_lines()
+        messages += self._set_aside_a_run_cut_short(epochs)
+        return [*messages, *self._set_aside_steps_without_a_run()]
 
     def _set_aside_half_lines(self) -> list[str]:
         """Cut a half-written last line off each file and keep it beside; a file without a whole line goes."""
@@ -105,12 +115,30 @@ class Store:
             messages.append(f"{path.name}: {kept}")
         return messages
 
+    def _set_aside_a_run_cut_short(self, epochs: int) -> list[str]:
+        """A run's rows are one write; where it was cut, the file ends with fewer rows than the run has epochs.
+
+        A run that gave no measurement has one row, whatever its epochs.
+        """
+        rows = read_runs(self.runs) if self.runs.exists() else []
+        if not rows:
+            return []
+        run_id, measured = rows[-1]["run_id"], rows[-1]["timed_steps"] is not None
+        count = sum(1 for _ in itertools.takewhile(lambda row: row["run_id"] == run_id, reversed(rows)))
+        if not measured or count >= epochs:
+            return []
+        lines = self.runs.read_bytes().splitlines(keepends=True)
+        first = [number for number, line in enumerate(lines) if line.strip()][-count]
+        aside = self._aside(self.runs, "part-of-a-run", b"".join(lines[first:]))
+        write_text_atomically(self.runs, b"".join(lines[:first]).decode("utf-8"))
+        told = f"{count} of the {epochs} rows of {run_id} were written; they are kept in {aside.name}"
+        return [f"{self.runs.name}: {told} and it is measured again"]
+
     def _set_aside_steps_without_a_run(self) -> list[str]:
         """Steps are written before their run's row; a campaign that ended between the two measures that run again."""
         if not self.steps.exists():
             return []
-        check_header(self.steps, STEP_COLUMNS)
-        known = {row["run_id"] for row in read_rows(self.runs, RUN_COLUMNS)} if self.runs.exists() else set()
+        known = {row["run_id"] for row in read_runs(self.runs)} if self.runs.exists() else set()
         header, *lines = self.steps.read_bytes().splitlines(keepends=True)
         orphans = [line for line in lines if line.strip() and line.split(b",", 1)[0].decode("utf-8") not in known]
         if not orphans:
@@ -143,7 +171,7 @@ class Store:
         (self.folder / RUNNING).unlink(missing_ok=True)
 
     def end_orphans(self) -> list[int]:
-        """End workers that a killed campaign left in this folder. Returns the pids that were still alive."""
+        """End workers that a killed campaign left in this folder, and what they started. Returns the pids ended."""
         try:
             noted: dict[str, Any] = json.loads((self.folder / RUNNING).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -152,12 +180,14 @@ class Store:
         for pid in noted.get("pids", []):
             # A number may belong to somebody else by now: only a worker of this very folder is ended.
             try:
-                command = psutil.Process(pid).cmdline()
+                process = psutil.Process(pid)
+                command = process.cmdline()
                 if WORKER_MODULE in command and any(str(self.folder.resolve()) in part for part in command):
-                    os.kill(pid, signal.SIGKILL)
+                    process.kill()
                     ended.append(pid)
             except (psutil.Error, OSError):
                 continue
+        ended += [pid for pid in end_sessions(noted.get("pids", []), self.folder) if pid not in ended]
         self.note_idle()
         return ended
 

@@ -1,12 +1,18 @@
 """A user's mistakes: one short message that names what is wrong, exit code 2, and nothing started."""
 
+import errno
+import gzip
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from generated import noisy_campaign, write_campaign
 
 from bench import machine, runner
+from bench import prepare as preparing
 from bench.cli import main
 from bench.data import preparation
 from bench.data.download import DownloadFailed
@@ -161,6 +167,76 @@ def test_a_folder_that_already_holds_a_campaign_is_left_alone(bench, tmp_path):
     assert not (tmp_path / "data").exists(), "data were prepared before the folder was looked at"
 
 
+def test_a_campaign_that_came_and_went_while_data_were_prepared_is_left_alone(bench, tmp_path, monkeypatch):
+    prepare = preparing.prepare
+
+    def prepare_while_another_measures(*words, **options):
+        write_campaign(tmp_path / "O", noisy_campaign(seed=0, blocks=1))
+        return prepare(*words, **options)
+
+    monkeypatch.setattr(preparing, "prepare", prepare_while_another_measures)
+    code, _, err = bench("run", "smoke", *TOY, "--out", "O")
+    assert code == 2
+    assert "bench: O already holds a campaign; continue it with --resume O, or choose another --out" in err
+    assert {path.name for path in (tmp_path / "O").iterdir()} <= {"runs.csv", "logs", ".lock"}
+
+
+def test_rows_of_another_schema_version_are_not_read(bench, tmp_path):
+    write_campaign(tmp_path / "O", [{**line, "schema_version": "2"} for line in noisy_campaign(seed=0, blocks=1)])
+    code, out, err = bench("report", "O")
+    assert (code, out) == (2, "")
+    assert err == "bench: O/runs.csv, line 2: schema version '2', this version of the suite reads '1'\n"
+    assert [path.name for path in (tmp_path / "O").iterdir()] == ["runs.csv"]
+
+
+READERS = {
+    "report": ("report", "C"),
+    "plot": ("plot", "C"),
+    "export": ("export", "C"),
+    "compare": ("compare", "C", "C"),
+    "track": ("track", "C", "--to", "tensorboard"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_folder_that_may_not_be_read(reader, bench, tmp_path, monkeypatch):
+    """Simulated: an administrator may read everything."""
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    expected = "bench: could not use C: Permission denied; give a path that can be read and written\n"
+    assert bench(*READERS[reader]) == (2, "", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("report", "C", "--out", "taken"), "could not use taken: File exists; "),
+        (("plot", "C", "--out", "taken/below"), "could not use taken/below: Not a directory; "),
+        (("report", "C", "--out", LONG), f"could not use {LONG}: File name too long; "),
+        (("export", LONG), f"could not use {LONG}: File name too long; "),
+    ],
+)
+def test_a_path_that_cannot_be_used(words, reason, bench, tmp_path):
+    write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1))
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    code, out, err = bench(*words)
+    assert (code, out) == (2, "")
+    assert err == f"bench: {reason}give a path that can be read and written\n"
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_fault_of_the_suite_is_not_taken_for_a_mistake(bench, monkeypatch):
+    def fail(path):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    with pytest.raises(PermissionError):
+        bench("report", "C")
+
+
 def test_a_file_in_the_way_of_the_checkpoints(bench, tmp_path):
     (tmp_path / "taken").write_text("", encoding="utf-8")
     message = refused(bench("run", "smoke", *TOY, "--out", "O", "--checkpoint", "taken"), tmp_path, files={"taken"})
@@ -197,4 +273,33 @@ def test_the_real_command_says_the_same(case, tmp_path):
     program += "p.download = offline\nfrom bench.cli import main\nmain()\n"
     start = [sys.executable, "-c", program] if case == "no data" else [sys.executable, "-m", "bench"]
     done = subprocess.run([*start, *words], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert expected in refused((done.returncode, done.stdout, done.stderr), tmp_path)
+
+
+def a_truncated_archive(folder):
+    path = folder / "cifar-10-python.tar.gz"
+    path.write_bytes(gzip.compress(bytes(1000))[:-20])
+    return f"{path} is damaged or truncated"
+
+
+def a_label_out_of_range(folder):
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (batches / name).touch()
+    first = {"data": np.zeros((10_000, 3072), np.uint8), "labels": [*[9] * 9_999, 10]}
+    (batches / "data_batch_1").write_bytes(pickle.dumps(first))
+    return (
+        f"{batches / 'data_batch_1'} is damaged or no batch of CIFAR-10: label 10 of image 9999 is not between 0 and 9"
+    )
+
+
+@pytest.mark.parametrize("damage", [a_truncated_archive, a_label_out_of_range])
+def test_the_real_command_names_damaged_data(damage, tmp_path):
+    (tmp_path / "data").mkdir()
+    expected = damage(tmp_path / "data")
+    words = ("run", "smoke", "--dataset", "cifar10", "--data-root", "data")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
     assert expected in refused((done.returncode, done.stdout, done.stderr), tmp_path)

@@ -3,6 +3,7 @@
 Real CIFAR-10 images are used where STRATEGYBENCH_TEST_DATA names a folder that holds cifar-10-batches-py.
 """
 
+import csv
 import dataclasses
 import hashlib
 import http.server
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -378,20 +380,32 @@ def test_links_in_an_archive_are_not_followed(archive: Path, tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------- downloads
 
 
+TRICKLES, TRICKLE_SECONDS = 10, 0.15
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Paths: /good, /wrong (other bytes), /short (closes early), /stall (falls silent); all else is a 404."""
+    """Paths: /good, /wrong (other bytes), /short (closes early), /stall (falls silent), /slow; all else is a 404.
+
+    /slow sends its bytes in TRICKLES parts with a pause before each.
+    """
 
     release = threading.Event()
 
     def do_GET(self) -> None:
         what = self.path.split("/")[1]
-        if what not in ("good", "wrong", "short", "stall"):
+        if what not in ("good", "wrong", "short", "stall", "slow"):
             self.send_error(404)
             return
         body = ARCHIVE[:-1] + b"?" if what == "wrong" else ARCHIVE
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if what == "slow":
+            for part in range(TRICKLES):
+                self.release.wait(TRICKLE_SECONDS)
+                self.wfile.write(body[part * len(body) // TRICKLES : (part + 1) * len(body) // TRICKLES])
+                self.wfile.flush()
+            return
         self.wfile.write(body if what in ("good", "wrong") else body[: len(body) // 2])
         self.wfile.flush()
         if what == "stall":
@@ -444,12 +458,19 @@ FAILURES = {
     "short": f"the connection closed after {len(ARCHIVE) // 2} of {len(ARCHIVE)} bytes",
     "missing": "the server answered 404 Not Found",
     "refused": "Connection refused",
+    "unknown host": "[^;]*(not known|resolution|no address|nodename)[^;]*",
 }
+
+
+def url_of(what: str, server: str) -> str:
+    if what == "unknown host":
+        return "http://no-such-host.invalid/tiny.tar.gz"
+    return closed_port_url() if what == "refused" else f"{server}/{what}/tiny.tar.gz"
 
 
 @pytest.mark.parametrize("what", FAILURES)
 def test_failed_download_of_a_named_dataset(tmp_path: Path, server: str, what: str) -> None:
-    url = closed_port_url() if what == "refused" else f"{server}/{what}/tiny.tar.gz"
+    url = url_of(what, server)
     with pytest.raises(UserError, match=f"could not be downloaded from {url}: {FAILURES[what]};\n") as caught:
         run(tmp_path, spec=at(url))
     assert f"put tiny.tar.gz into {tmp_path} by hand" in str(caught.value)
@@ -459,12 +480,42 @@ def test_failed_download_of_a_named_dataset(tmp_path: Path, server: str, what: s
 
 @pytest.mark.parametrize("what", FAILURES)
 def test_auto_falls_back_to_synthetic_with_a_notice(tmp_path: Path, server: str, what: str) -> None:
-    url = closed_port_url() if what == "refused" else f"{server}/{what}/tiny.tar.gz"
+    url = url_of(what, server)
     data = run(tmp_path, "auto", spec=at(url))
     assert (data.name, data.synthetic, data.train_count, data.test_count) == ("synthetic", True, 40, 10)
     assert data.notice.startswith("Synthetic images in place of Tiny, which was neither found nor downloaded: ")
     assert str(tmp_path) not in data.notice, "captions are published"
     assert not leftovers(tmp_path)
+
+
+OTHER_SOURCE = """
+import dataclasses, sys
+sys.path.insert(0, {tests!r})
+from test_data import TINY
+from bench.data import DATASETS
+DATASETS["cifar10"] = dataclasses.replace(TINY, url={url!r}, archive_md5={md5!r})
+from bench.cli import main
+main()
+"""
+
+
+def test_a_download_may_take_longer_than_a_run(tmp_path: Path, server: str) -> None:
+    """The limit of a run begins with its processes: by then the data are there, however long they took."""
+    tests, url = str(Path(__file__).parent), f"{server}/slow/tiny.tar.gz"
+    program = OTHER_SOURCE.format(tests=tests, url=url, md5=TINY.archive_md5)
+    words = "run smoke --strategies single --devices 1 --dataset cifar10 --batch 4 --steps 2 --no-control --timeout 0.5"
+    words += f" --data-root {tmp_path / 'data'} --out {tmp_path / 'out'}"
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert time.monotonic() - begun > TRICKLES * TRICKLE_SECONDS > 0.5
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "data" / "tiny.tar.gz").read_bytes() == ARCHIVE
+    with (tmp_path / "out" / "runs.csv").open(encoding="utf-8", newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["dataset"], row["epoch_samples"], row["status"]) == ("cifar10", "40", "timeout")
+    assert row["reason"].startswith("no result after 0.5 s")
 
 
 def test_auto_without_downloads(tmp_path: Path) -> None:

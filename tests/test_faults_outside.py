@@ -84,9 +84,13 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
         file.write("1,out,b00-hang")
     with (out / "steps.csv").open("a") as file:
         file.write("b00-hanging-2d-fp32-strong-g16,0,1,0,0.5,0.0\n")
-    # The user mends the strategy and goes on.
+    # The user mends the strategy and goes on, once told what that mixes.
     write_table(tmp_path / "faults.py", {"hanging": Fault("none")})
     done = run([*RUN, "--resume", str(out)])
+    assert done.returncode == 2, done.stderr
+    assert f"other contents of the strategy file {tmp_path / 'faults.py'}; put them back, or add --force" in done.stderr
+    assert rows(out)[:1] == before
+    done = run([*RUN, "--resume", str(out), "--force", "--quiet"])
     assert done.returncode == 0, done.stderr
     assert "runs.csv: the last line was half written; it is kept in runs.csv.half-line-" in done.stderr
     assert "steps.csv: 1 step(s) of a run that has no row; they are kept in steps.csv.without-run-" in done.stderr
@@ -102,14 +106,18 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
     assert len(places) == len(set(places)) == 2 * 2 * 3
     assert not (out / "running.json").exists()
     _resumes_only_what_is_the_same(out)
+    _resumes_no_file_that_another_hand_changed(out)
 
 
 def _resumes_only_what_is_the_same(out: Path) -> None:
-    """A complete campaign measures nothing again, and refuses what would mix two campaigns."""
-    rows_before = (out / "runs.csv").read_bytes()
+    """A complete campaign measures nothing again, though saved with CRLF, and refuses what would mix two campaigns."""
+    rows_before = (out / "runs.csv").read_bytes().replace(b"\n", b"\r\n")
+    (out / "runs.csv").write_bytes(rows_before)
     environment = (out / "environment.json").read_text()
-    done = run([*RUN, "--resume", str(out), "--steps", "2"])
-    assert (done.returncode, "was begun with another matrix" in done.stderr) == (2, True), done.stderr
+    # No cell names its steps: what is there would pass for what was asked for.
+    done = run([*RUN, "--resume", str(out), "--steps", "2", "--force"])
+    assert done.returncode == 2
+    assert "was begun with another matrix than these options give (steps: 3 -> 2)" in done.stderr
     facts = json.loads(environment)
     facts["identity"]["cpu"] = "Another CPU"
     facts["identity"]["torch"] = "1.0"
@@ -123,6 +131,26 @@ def _resumes_only_what_is_the_same(out: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "resumed although this differs: cpu: Another CPU -> " in done.stderr
     assert (out / "runs.csv").read_bytes() == rows_before
+
+
+def _resumes_no_file_that_another_hand_changed(out: Path) -> None:
+    """Another header and columns of one's own are refused as they are; an empty file is begun anew."""
+    runs = out / "runs.csv"
+    header, *lines = runs.read_text().splitlines()
+    changed = "\n".join([header.replace(",gate,", ",verdict,") + ",note", *(line + ",mine" for line in lines)]) + "\n"
+    runs.write_text(changed)
+    done = run([*RUN, "--resume", str(out), "--quiet"])
+    assert done.returncode == 2
+    assert "another header than this version writes (missing gate; unknown verdict, note); use a new" in done.stderr
+    assert runs.read_text() == changed
+    runs.write_bytes(b"")
+    done = run([*RUN, "--resume", str(out), "--quiet"])
+    assert done.returncode == 0
+    first, second = done.stderr.splitlines()
+    assert first == "runs.csv: the file was empty"
+    assert second.startswith("steps.csv: 12 step(s) of a run that has no row; they are kept in steps.csv.without-run-")
+    assert [(row["strategy"], row["status"]) for row in rows(out)] == [("ddp", "ok"), ("hanging", "ok")]
+    assert len(rows(out, "steps.csv")) == 12
 
 
 RUN = toy(Path())[:4]
@@ -141,6 +169,41 @@ def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None
         process.send_signal(signal.SIGTERM)
         code, _ = end(process)
     assert code == 130
+
+
+def test_a_search_for_the_largest_batch_is_ended_like_a_campaign(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start([*hanging(tmp_path), "--find-batch"])
+    try:
+        ranks = await_ranks(out, "find-*", phase="warmup")
+        noted = json.loads((out / "running.json").read_text())
+        assert sorted(noted["pids"]) == sorted(rank.pid for rank in ranks)
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert_none_left(out, seconds=10)
+    code, errors = end(process)
+    assert (code, errors) == (130, "bench: interrupted\n")
+    assert not (out / "running.json").exists()
+    assert rows(out) == []
+
+
+def test_loader_workers_end_with_the_campaign_that_is_killed(tmp_path: Path) -> None:
+    """Stopped ones cannot look after their parent themselves, as those busy with a sample cannot."""
+    out = tmp_path / "out"
+    process = start([*hanging(tmp_path), "--data-pipeline", "loader", "--loader-workers", "2"])
+    # A loader worker is a copy of its rank.
+    found = await_ranks(out, number=2 * (1 + 2), phase="warmup")
+    try:
+        for worker in found:
+            if worker.ppid() != process.pid:
+                worker.suspend()
+        process.send_signal(signal.SIGKILL)
+        assert_none_left(out, seconds=10)
+    finally:
+        for worker in found:
+            if worker.is_running():
+                worker.kill()
+        end(process)
 
 
 def test_an_interruption_before_the_first_run_is_quiet(tmp_path: Path) -> None:

@@ -75,6 +75,11 @@ def test_a_message_is_written_as_it_is_on_one_line(text, kind):
     assert written(log) == text + "\n"
 
 
+def test_quiet_keeps_no_change_of_a_file_to_itself(capsys):
+    Quiet().warn("runs.csv: the last line was half written")
+    assert capsys.readouterr() == ("", "runs.csv: the last line was half written\n")
+
+
 def test_quiet_says_nothing(capsys):
     reporter = make_reporter(quiet=True)
     assert type(reporter) is Quiet

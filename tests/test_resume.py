@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from bench.columns import RUN_COLUMNS
+from bench.columns import RUN_COLUMNS, SCHEMA_VERSION
 from bench.csvfile import write_rows
+from bench.data import prepare
 from bench.errors import UserError
+from bench.matrix import Group, Matrix
 from bench.planning import Cell
-from bench.prepare import Request, _as_begun
-from bench.resume import Done, check_same_environment
+from bench.prepare import Request, _as_begun, _check_same_data
+from bench.resume import Done, check_same_environment, check_same_matrix, check_same_strategy_files
+from bench.store import Store
 
 CELL = Cell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 5),), 1, batch_global=16)
 
 
 def row_of(cell: Cell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
     return {
+        "schema_version": SCHEMA_VERSION,
         "strategy": cell.strategy,
         "devices": cell.devices,
         "scaling": cell.scaling,
@@ -102,6 +107,12 @@ def test_nothing_is_finished_without_a_file(tmp_path: Path) -> None:
     assert found.next_attempt(CELL, 0) == 1
 
 
+def test_rows_of_another_schema_version_are_not_judged(tmp_path: Path) -> None:
+    row = row_of(CELL, block=0, status="ok")
+    with pytest.raises(UserError, match=r"runs\.csv, line 3: schema version '2', this version of the suite reads '1'"):
+        done(tmp_path, row, row | {"schema_version": "2"})
+
+
 # -- the same machine, version and options -----------------------------------------------------------------------------
 
 FACTS = {"identity": {"cpu": "A", "torch": "2.14"}, "volatile": {"git_commit": "abc"}}
@@ -130,12 +141,123 @@ def test_another_commit_of_the_suite_is_refused(tmp_path: Path) -> None:
         check_same_environment(recorded(tmp_path), newer, force=False)
 
 
+def test_changed_files_of_the_suite_are_refused(tmp_path: Path) -> None:
+    clean = {**FACTS, "volatile": {"git_commit": "abc", "git_dirty": False}}
+    dirty = {**FACTS, "volatile": {"git_commit": "abc", "git_dirty": True}}
+    (tmp_path / "environment.json").write_text(json.dumps(clean))
+    assert check_same_environment(tmp_path, clean, force=False) == []
+    with pytest.raises(UserError, match="files of the suite: as committed -> changed since that commit"):
+        check_same_environment(tmp_path, dirty, force=False)
+
+
 @pytest.mark.parametrize("text", [None, "{", ""])
 def test_a_folder_without_its_facts_cannot_be_judged(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "environment.json").write_text(text)
     with pytest.raises(UserError, match=r"could not read .*environment\.json"):
         check_same_environment(tmp_path, FACTS, force=False)
+
+
+# -- the same matrix ---------------------------------------------------------------------------------------------------
+
+MATRIX = Matrix("m", (Group(strategies=("ddp",)),))
+OTHER_WORK = {
+    "device": "cpu",
+    "workload": "toy",
+    "dataset": "synthetic",
+    "steps": 5,
+    "warmup_steps": 3,
+    "epochs": 2,
+    "seed": 1,
+    "threads_per_device": 2,
+    "loader_workers": 1,
+}
+SAME_WORK = {
+    "name": "n",
+    "groups": (Group(strategies=("single",)),),
+    "description": "d",
+    "blocks": 0,
+    "timeout": 9.0,
+    "baseline": "ddp@1",
+    "control": False,
+    "breakdown": True,
+    "trace": True,
+    "precision_target": 0.1,
+    "max_blocks": 7,
+    "time_limit": 5.0,
+    "repeat_disturbed": 1,
+    "options": {"ddp": {"bucket_cap_mb": 5}},
+}
+
+
+def test_every_key_of_a_matrix_is_judged() -> None:
+    """Whether runs of two values can be told apart: by the cell's key, or since the value changes no single run."""
+    assert {*OTHER_WORK, *SAME_WORK} == {item.name for item in fields(Matrix)}
+    assert not {*OTHER_WORK} & {*SAME_WORK}
+
+
+@pytest.mark.parametrize("name", OTHER_WORK)
+def test_runs_of_other_work_are_not_mixed_even_when_forced(tmp_path: Path, name: str) -> None:
+    asked = replace(MATRIX, **{name: OTHER_WORK[name]}, blocks=3)
+    for force in (False, True):
+        with pytest.raises(UserError, match=rf"another matrix .*\({name}: .* -> {OTHER_WORK[name]}\).*told apart"):
+            check_same_matrix(tmp_path, MATRIX, asked, force=force)
+
+
+@pytest.mark.parametrize("name", SAME_WORK)
+def test_another_plan_is_refused_unless_forced(tmp_path: Path, name: str) -> None:
+    asked = replace(MATRIX, **{name: SAME_WORK[name]})
+    check_same_matrix(tmp_path, MATRIX, MATRIX, force=False)
+    with pytest.raises(UserError, match=r"another matrix .*(other|->).*; leave them out .*, or add --force$"):
+        check_same_matrix(tmp_path, MATRIX, asked, force=False)
+    check_same_matrix(tmp_path, MATRIX, asked, force=True)
+
+
+def test_keys_are_shown_as_a_matrix_file_has_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\(steps: epoch -> 5\)"):
+        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, steps=5), force=True)
+    with pytest.raises(UserError, match=r"\(blocks: 1 -> auto\)"):
+        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, blocks=0), force=False)
+
+
+# -- the same data and strategy files ----------------------------------------------------------------------------------
+
+
+def test_rows_of_other_data_are_refused_unless_forced(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    try:
+        data = prepare("synthetic", kind="toy", data_root=tmp_path, seed=0)
+        _check_same_data(store, data, force=False)
+        for fingerprint in (data.fingerprint, "0" * 16):
+            store.add([row_of(CELL, block=0, status="ok") | {"dataset_fingerprint": fingerprint}], [])
+            if fingerprint == data.fingerprint:
+                _check_same_data(store, data, force=False)
+        with pytest.raises(UserError, match=rf"fingerprint 0{{16}}, .*, this is {data.fingerprint};.*--force"):
+            _check_same_data(store, data, force=False)
+        _check_same_data(store, data, force=True)
+    finally:
+        store.close()
+
+
+def test_other_contents_of_a_strategy_file_are_refused_unless_forced(tmp_path: Path) -> None:
+    files = [tmp_path / "one.py", tmp_path / "two.py"]
+    for file in files:
+        file.write_text(f"# {file.name}")
+    begun = {
+        "strategy_files_sha256": [hashlib.sha256(b"# one.py").hexdigest(), hashlib.sha256(b"# two.py").hexdigest()]
+    }
+    assert check_same_strategy_files(tmp_path, files, begun, force=False) == []
+    # The same contents elsewhere are the same strategies.
+    assert check_same_strategy_files(tmp_path, [files[1].rename(tmp_path / "moved.py")], begun, force=False) == []
+    files[0].write_text("# mended")
+    with pytest.raises(
+        UserError, match=r"other contents of the strategy file \S*one\.py; put them back, or add --force"
+    ):
+        check_same_strategy_files(tmp_path, files[:1], begun, force=False)
+    assert check_same_strategy_files(tmp_path, files[:1], begun, force=True) == [
+        f"contents of the strategy file {files[0]}"
+    ]
+    assert check_same_strategy_files(tmp_path, files[:1], {}, force=False) == []
 
 
 BEGUN = {

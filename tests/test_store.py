@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from campaigns import TOY, command, rows, run, toy
 from fault_strategies import Fault, write_table
+from generated import noisy_campaign, write_campaign
 
 from bench.columns import RUN_COLUMNS, STEP_COLUMNS, names
 from bench.csvfile import append_rows, encode_header, encode_rows, read_rows
@@ -102,26 +104,42 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
         Store(tmp_path / "campaign")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounting needs an administrator")
-def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False).returncode:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of the test's own."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("mounting needs an administrator")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False).returncode:
         pytest.skip("this system mounts no tmpfs")
-    try:
-        fault = Fault("fill_disk", 0, "first_step", mark=str(disk / "filler"))
-        table = write_table(tmp_path / "faults.py", {"zfill": fault})
-        done = run(toy(disk / "out", "--strategy-file", str(table), strategies=["ddp", "zfill"]))
-        assert done.returncode == 2, done.stderr
-        assert re.search(r"could not write .*: No space left on device; what was measured before is kept", done.stderr)
-        assert "Traceback" not in done.stderr
-        first, *others = read_rows(disk / "out" / "runs.csv", RUN_COLUMNS)
-        assert (first["strategy"], first["status"]) == ("ddp", "ok")
-        # The last page of a file may have room for one row more.
-        assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
-        assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_campaign_on_a_disk_that_becomes_full(tmp_path: Path, disk: Path) -> None:
+    fault = Fault("fill_disk", 0, "first_step", mark=str(disk / "filler"))
+    table = write_table(tmp_path / "faults.py", {"zfill": fault})
+    done = run(toy(disk / "out", "--strategy-file", str(table), strategies=["ddp", "zfill"]))
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"could not write .*: No space left on device; what was measured before is kept", done.stderr)
+    assert "Traceback" not in done.stderr
+    first, *others = read_rows(disk / "out" / "runs.csv", RUN_COLUMNS)
+    assert (first["strategy"], first["status"]) == ("ddp", "ok")
+    # The last page of a file may have room for one row more.
+    assert [(row["strategy"], row["status"]) for row in others] in ([], [("zfill", "crashed")])
+    assert len(read_rows(disk / "out" / "steps.csv", STEP_COLUMNS)) == 6
+
+
+def test_a_disk_that_may_only_be_read(disk: Path) -> None:
+    folder = write_campaign(disk / "campaign", noisy_campaign(seed=0, blocks=2))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    done = run(toy(disk / "out"), timeout=60)
+    expected = f"bench: could not write to {disk / 'out'}: Read-only file system; choose another --out\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    done = run([sys.executable, "-m", "bench", "report", str(folder)], timeout=60)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"bench: could not write {folder}\S*: Read-only file system; .* is kept\n", done.stderr)
 
 
 # -- files that a person or another version changed --------------------------------------------------------------------
@@ -148,8 +166,12 @@ def test_columns_added_by_hand_are_read_over_and_not_appended_to(store: Store) -
 def test_the_header_of_another_schema(store: Store) -> None:
     others = [name for name in names(RUN_COLUMNS) if name != "gate"] + ["verdict"]
     store.runs.write_text(",".join(others) + "\n")
-    with pytest.raises(UserError, match=r"runs\.csv has another header .*missing gate; unknown verdict.*--out"):
-        store.check()
+    for text in (",".join(others) + "\n", ",".join(others) + "\n1,half"):
+        store.runs.write_text(text)
+        with pytest.raises(UserError, match=r"runs\.csv has another header .*missing gate; unknown verdict.*--out"):
+            store.tidy(epochs=1)
+        # Another version's file is not this one's to mend.
+        assert store.runs.read_text() == text
     with pytest.raises(UserError, match="lacks the columns gate"):
         read_rows(store.runs, RUN_COLUMNS)
 
@@ -157,7 +179,7 @@ def test_the_header_of_another_schema(store: Store) -> None:
 def test_a_file_saved_with_crlf_goes_on(store: Store) -> None:
     store.add([a_run("one", reason='a, "b"')], [])
     store.runs.write_bytes(store.runs.read_bytes().replace(b"\n", b"\r\n"))
-    assert store.tidy() == []
+    assert store.tidy(epochs=1) == []
     store.check()
     store.add([a_run("two")], [])
     found = read_rows(store.runs, RUN_COLUMNS)
@@ -169,7 +191,7 @@ def test_an_empty_file(store: Store) -> None:
     store.runs.touch()
     with pytest.raises(UserError, match=r"runs\.csv is empty"):
         read_rows(store.runs, RUN_COLUMNS)
-    assert store.tidy() == ["runs.csv: the file was empty"]
+    assert store.tidy(epochs=1) == ["runs.csv: the file was empty"]
     store.add([a_run("one")], [])
     assert len(read_rows(store.runs, RUN_COLUMNS)) == 1
 
@@ -182,17 +204,17 @@ def test_a_half_written_last_line_is_set_aside(store: Store, cut: int) -> None:
     store.add([a_run("one"), a_run("two")], [])
     whole = store.runs.read_bytes()
     store.runs.write_bytes(whole[:-cut])
-    [message] = store.tidy()
+    [message] = store.tidy(epochs=1)
     [aside] = store.folder.glob("runs.csv.half-line-*")
     assert message == f"runs.csv: the last line was half written; it is kept in {aside.name}"
     assert store.runs.read_bytes() + aside.read_bytes() == whole[:-cut]
     assert [row["run_id"] for row in read_rows(store.runs, RUN_COLUMNS)] == ["one"]
-    assert store.tidy() == []
+    assert store.tidy(epochs=1) == []
 
 
 def test_a_half_written_header_is_set_aside(store: Store) -> None:
     store.runs.write_text("schema_version,campai")
-    [message] = store.tidy()
+    [message] = store.tidy(epochs=1)
     assert message.startswith("runs.csv: the last line was half written")
     assert not store.runs.exists()
     store.check()
@@ -201,15 +223,56 @@ def test_a_half_written_header_is_set_aside(store: Store) -> None:
 def test_two_half_lines_in_one_second_are_both_kept(store: Store) -> None:
     for text in ("first", "second"):
         store.runs.write_text(text)
-        store.tidy()
+        store.tidy(epochs=1)
     assert {path.read_text() for path in store.folder.glob("runs.csv.half-line-*")} == {"first", "second"}
+
+
+def an_epoch(run_id: str, epoch: int, **values: object) -> dict[str, object]:
+    return a_run(run_id, epoch=epoch, timed_steps=3, **values)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30], ids=["at the line's end", "in its last value", "in its middle"])
+@pytest.mark.parametrize("status", ["ok", "invalid"])
+def test_a_run_of_several_epochs_that_was_cut_is_no_finished_run(store: Store, cut: int, status: str) -> None:
+    """Its rows are one write: where the last is missing or half, the others must not speak for the run."""
+    store.add([an_epoch("one", 1), an_epoch("one", 2)], [])
+    whole = store.runs.read_bytes()
+    store.add([an_epoch("two", epoch, status=status) for epoch in (1, 2)], [a_step("two", 0)])
+    lines = store.runs.read_bytes().splitlines(keepends=True)
+    store.runs.write_bytes(b"".join(lines[:4]) + (lines[4][:-cut] if cut else b""))
+    *half, part, steps = store.tidy(epochs=2)
+    assert len(half) == (1 if cut else 0)
+    [aside] = store.folder.glob("runs.csv.part-of-a-run-*")
+    told = f"1 of the 2 rows of two were written; they are kept in {aside.name} and it is measured again"
+    assert part == f"runs.csv: {told}"
+    assert steps.startswith("steps.csv: 1 step(s) of a run that has no row")
+    assert (store.runs.read_bytes(), aside.read_bytes()) == (whole, lines[3])
+    assert store.tidy(epochs=2) == []
+
+
+def test_two_of_three_epochs_are_set_aside_together(store: Store) -> None:
+    store.add([an_epoch("one", epoch) for epoch in (1, 2, 3)], [])
+    header, first, second, _ = store.runs.read_bytes().splitlines(keepends=True)
+    # A blank line, as some editors leave it, is no row.
+    store.runs.write_bytes(header + first + b"\n" + second)
+    assert len(store.tidy(epochs=3)) == 1
+    assert store.runs.read_bytes() == header
+
+
+@pytest.mark.parametrize("status", ["crashed", "unsupported", "interrupted"])
+def test_a_run_without_a_measurement_has_one_row_whatever_its_epochs(store: Store, status: str) -> None:
+    store.add([an_epoch("one", 1), an_epoch("one", 2)], [])
+    store.add([a_run("two", epoch=1, status=status)], [])
+    before = store.runs.read_bytes()
+    assert store.tidy(epochs=2) == []
+    assert store.runs.read_bytes() == before
 
 
 def test_steps_whose_run_has_no_row_are_set_aside(store: Store) -> None:
     store.add([a_run("one")], [a_step("one", 0), a_step("one", 1)])
     append_rows(store.steps, STEP_COLUMNS, [a_step("two", 0), a_step("two", 1)])
     store.add([a_run("three")], [a_step("three", 0)])
-    [message] = store.tidy()
+    [message] = store.tidy(epochs=1)
     assert message.startswith("steps.csv: 2 step(s) of a run that has no row; they are kept in steps.csv.without-run-")
     assert [(row["run_id"], row["step"]) for row in read_rows(store.steps, STEP_COLUMNS)] == [
         ("one", 0),
@@ -218,7 +281,7 @@ def test_steps_whose_run_has_no_row_are_set_aside(store: Store) -> None:
     ]
     [aside] = store.folder.glob("steps.csv.without-run-*")
     assert aside.read_text() == encode_rows(STEP_COLUMNS, [a_step("two", 0), a_step("two", 1)])
-    assert store.tidy() == []
+    assert store.tidy(epochs=1) == []
 
 
 def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> None:
@@ -232,7 +295,11 @@ def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> N
     ]
     try:
         store.note_running("b00", [process.pid for process in started])
-        assert store.end_orphans() == [started[0].pid]
+        with pytest.MonkeyPatch.context() as windows:
+            # That system has no such signal, and psutil does not need it there.
+            windows.delattr(signal, "SIGKILL")
+            windows.setattr(psutil.Process, "kill", lambda process: os.kill(process.pid, 9))
+            assert store.end_orphans() == [started[0].pid]
         assert started[0].wait(10) == -9
         assert [process.poll() for process in started[1:]] == [None, None]
         assert not (store.folder / RUNNING).exists()
@@ -242,6 +309,28 @@ def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> N
             process.kill()
             process.communicate()
     assert not any(psutil.pid_exists(process.pid) for process in started)
+
+
+def test_what_an_orphan_started_is_ended_too(store: Store, tmp_path: Path) -> None:
+    """The rank itself is gone: its session and the variable of its run tell whose its children are."""
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "others = {**os.environ, 'STRATEGYBENCH_RUN_FOLDER': sys.argv[1]}\n"
+        "pids = [subprocess.Popen(child, env=env, stdout=subprocess.DEVNULL).pid for env in (os.environ, others)]\n"
+        "print(*pids)\n"
+    )
+    words = [sys.executable, "-c", parent, str(tmp_path / "other" / "logs" / "b00")]
+    own = {**os.environ, "STRATEGYBENCH_RUN_FOLDER": str(store.folder / "logs" / "b00")}
+    with subprocess.Popen(words, env=own, start_new_session=True, stdout=subprocess.PIPE, text=True) as rank:
+        ours, theirs = (psutil.Process(int(word)) for word in rank.communicate(timeout=60)[0].split())
+    try:
+        store.note_running("b00", [rank.pid])
+        assert store.end_orphans() == [ours.pid]
+        ours.wait(10)
+        assert theirs.is_running()
+    finally:
+        theirs.kill()
 
 
 def test_a_broken_note_of_what_ran_ends_nobody(store: Store) -> None:
