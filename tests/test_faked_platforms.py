@@ -15,7 +15,7 @@ import pytest
 import torch
 from campaigns import spec
 
-from bench import interrupts, launch, machine, phases, prepare, process
+from bench import interrupts, launch, machine, phases, prepare, process, sessions
 from bench.errors import UserError
 from bench.machine import Gpu, Machine
 from bench.prepare import Request, prepare_job
@@ -122,10 +122,10 @@ def test_ranks_are_ended_without_sessions_or_sigkill(
 ) -> None:
     monkeypatch.delattr(owner, lacking)
     looked: list[int] = []
-    monkeypatch.setattr(launch.psutil, "process_iter", lambda: looked.append(1) or [])
+    monkeypatch.setattr(sessions.psutil, "process_iter", lambda: looked.append(1) or [])
     closed: list[tuple[int, int]] = []
     context = SimpleNamespace(pids=lambda: {0: 1}, close=lambda number, timeout: closed.append((number, timeout)))
-    launch._end(context)
+    launch._end(context, Path())
     assert closed == [(ended_by, launch.KILL_SECONDS)]
     assert bool(looked) == hasattr(os, "getsid")
 
