@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.matrix import Group, Matrix, option_sets
 from bench.workloads import Entry as WorkloadEntry
-from strategies import Registry, RegistryError
+from strategies import Registry, RegistryError, output_held_back
 
 if TYPE_CHECKING:
     from strategies.base import Plan, Strategy
@@ -93,7 +93,9 @@ def plan_cells(
     cells: dict[tuple[Any, ...], Cell] = {}
     for group in matrix.groups:
         for name in group.strategies:
-            for cell in _strategy_cells(name, group, matrix, machine=machine, registry=registry, workload=workload):
+            with output_held_back():
+                planned = _strategy_cells(name, group, matrix, machine=machine, registry=registry, workload=workload)
+            for cell in planned:
                 _check(cell, matrix, workload=workload, train_count=train_count)
                 cells.setdefault(cell.key, cell)
     twins = [replace(cell, role="control") for cell in _baselines(cells.values(), matrix)] if matrix.control else []

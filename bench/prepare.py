@@ -24,7 +24,7 @@ from bench.resume import check_same_environment
 from bench.rows import CampaignFacts
 from bench.runner import Job
 from bench.store import Store, new_folder
-from strategies import Registry, RegistryError
+from strategies import Registry
 
 TOY_TRAIN_COUNT = 4096
 
@@ -174,11 +174,12 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
 
 
 def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -> None:
-    """Say which strategy file cannot be used; where the matrix asks for it by name, its row says so."""
+    """Say which strategy or file cannot be used; where the matrix asks for it by name, its row says so."""
     asked = {name for group in matrix.groups for name in group.strategies}
     for entry in registry.entries.values():
         if entry.broken and entry.name not in asked:
-            reporter.note(f"strategy file {entry.module} is left out: {entry.broken}")
+            what = f"strategy file {entry.module}" if entry.is_file else entry.place
+            reporter.note(f"{what} is left out: {entry.broken}")
 
 
 def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
@@ -202,10 +203,7 @@ def _registry(files: tuple[Path, ...]) -> Registry:
     for path in files:
         if not _exists(path):
             raise UserError(f"--strategy-file {path} does not exist")
-    try:
-        return Registry.collect(files)
-    except RegistryError as error:
-        raise UserError(str(error)) from None
+    return Registry.collect(files)
 
 
 def _check_initial_state(request: Request, workload: str) -> None:

@@ -176,9 +176,14 @@ def test_a_missing_checkpoint_to_start_from(bench, tmp_path):
 
 
 def test_a_strategy_file_that_takes_a_known_name(bench, tmp_path):
+    """It is told before the matrix begins, or here, is refused for another reason."""
     (tmp_path / "mine.py").write_text("STRATEGIES = {'ddp': None}\n", encoding="utf-8")
-    message = refused(bench("run", "smoke", "--strategy-file", "mine.py"), tmp_path, files={"mine.py"})
-    assert "strategy 'ddp' is defined twice: in strategies.ddp and in " in message
+    words = ("run", "smoke", "--strategies", "single", "--batch", "60000", "--strategy-file", "mine.py")
+    code, out, err = bench(*words)
+    note, error = err.splitlines()
+    assert (code, out) == (2, "")
+    assert note.startswith("strategy 'ddp' is left out: it is defined twice: in strategies.ddp and in ")
+    assert "60000 exceeds" in error
 
 
 @pytest.mark.parametrize("words", [("--batch", "x"), ("--nonsense",), ("a", "b", "c"), ("--steps",)])
