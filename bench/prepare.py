@@ -266,6 +266,7 @@ def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
     ended = store.end_orphans()
     if ended:
         reporter.note(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
+    store.scrub_files(store.folder / "logs")
 
 
 def command_line(argv: list[str] | None = None) -> str:

@@ -180,6 +180,7 @@ class Runner:
                 outcome = Outcome("interrupted", f"ended by {signal.name}")
                 self.store.add(run_rows(self.job.facts, cell, facts, outcome), [])
                 self.store.note_idle()
+                self._tidy(Path(spec.folder))
             raise
 
     def _record(
@@ -226,7 +227,10 @@ class Runner:
             tried = replace(cell, batch_global=batch * replicas, batch_per_replica=batch)
             # Two epochs of one step: the second has the optimizer's state and the activations alive together.
             spec = replace(self._spec(tried, f"find-{self._run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
-            return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
+            try:
+                return launch(replace(spec, whole_epoch=False, checkpoint="", count_flops=False))
+            finally:
+                self._tidy(Path(spec.folder))
 
         limit = self.job.facts.data.train_count // replicas
         return search(attempt, start=cell.batch_per_replica, limit=limit, multiple=cell.accumulate)
@@ -308,12 +312,14 @@ class Runner:
         )
 
     def _tidy(self, folder: Path) -> None:
-        """Leave of a run's folder what a person may read: the ranks' output and accounts."""
+        """Leave of a run's folder what a person may read: the ranks' output and accounts, without private words."""
         for name in ("heartbeat", "rendezvous"):
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob("*.log"):
             if path.stat().st_size == 0:
                 path.unlink()
+        # Not before the ranks have ended: they read what they were told, and paths are part of it.
+        self.store.scrub_files(folder)
 
 
 def _data_paths(data: PreparedData) -> dict[str, str]:
