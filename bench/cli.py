@@ -13,6 +13,11 @@ from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
 from bench.interrupts import Interrupted
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+PLACE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *DISK_ERRORS,
+)
+"""What the system says of a place that was asked for and cannot be used as it was meant to; others are faults here."""
 
 app = typer.Typer(
     name="bench",
@@ -347,10 +352,15 @@ def main() -> None:
         typer.echo(f"bench: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        # The target of a rename is the file that the user knows.
+        place = error.filename2 or error.filename
+        if error.errno in DISK_ERRORS:
+            place = f"{place or 'to the disk'}: {error.strerror}; what was measured before is kept"
+        elif error.errno in PLACE_ERRORS and place:
+            place = f"{place}: {error.strerror}; choose another place with --out, or move what is in the way"
+        else:
             raise
-        place = error.filename or "to the disk"
-        typer.echo(f"bench: could not write {place}: {error.strerror}; what was measured before is kept", err=True)
+        typer.echo(f"bench: could not write {place}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except (KeyboardInterrupt, Interrupted):
         typer.echo("bench: interrupted", err=True)

@@ -9,11 +9,11 @@ LISTS = ("strategies", "workloads", "presets", "columns")
 
 
 def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
-    """The lines of one list."""
+    """The lines of one list. Raises UserError for a strategy file that is not there."""
     if what == "strategies":
-        from strategies import Registry
+        from bench import plugins
 
-        entries = Registry.collect(strategy_files).entries.values()
+        entries = plugins.collect(strategy_files).entries.values()
         yield from _aligned((entry.name, entry.broken or entry.description) for entry in entries)
     elif what == "workloads":
         from bench.workloads import WORKLOADS

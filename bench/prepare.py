@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import calibrate, environment, machine, workloads
+from bench import calibrate, environment, machine, plugins, workloads
 from bench.columns import RUN_COLUMNS
 from bench.csvfile import read_rows
 from bench.data import DATASETS, PreparedData, prepare
@@ -63,7 +63,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     counts = sorted({devices for group in matrix.groups for devices in group.devices})
     threads = machine.resolve_threads(found, counts, matrix.threads_per_device)
     workload = workloads.find(matrix.workload)
-    registry = _registry(request.strategy_files)
+    registry = plugins.collect(request.strategy_files)
     _name_broken_files(registry, matrix, reporter)
     check_baseline(matrix.baseline, registry)
     _check_initial_state(request, workload.name)
@@ -118,7 +118,8 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
 def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
     """The matrix asked for and, when resuming, the facts its campaign recorded."""
     if request.resume is None:
-        return override(load_matrix(request.matrix or _default_preset(request)), request.overrides), {}
+        name = _default_preset(request) if request.matrix is None else request.matrix
+        return override(load_matrix(name), request.overrides), {}
     path = request.resume / "matrix.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -155,6 +156,13 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
     """The request with what its campaign was begun with, where it resumes one and does not say otherwise."""
     if request.resume is None:
         return request
+    files = begun.get("strategy_files", [])
+    texts = [*files, begun.get("checkpoint", ""), begun.get("initial_state", "")] if isinstance(files, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"{request.resume / 'matrix.toml'}, [campaign]: strategy_files must be a list of paths, checkpoint and "
+            "initial_state a path each"
+        )
     recorded = {
         "strategy_files": tuple(Path(path).expanduser() for path in begun.get("strategy_files", ())),
         "checkpoint": Path(begun["checkpoint"]).expanduser() if begun.get("checkpoint") else None,
@@ -199,13 +207,6 @@ def _default_preset(request: Request) -> str:
     return "gpu" if machine.detect(device).device_kind == "cuda" else "cpu"
 
 
-def _registry(files: tuple[Path, ...]) -> Registry:
-    for path in files:
-        if not _exists(path):
-            raise UserError(f"--strategy-file {path} does not exist")
-    return Registry.collect(files)
-
-
 def _check_initial_state(request: Request, workload: str) -> None:
     if request.initial_state is not None:
         from bench.checkpoint import CheckpointError, read_checkpoint
@@ -245,19 +246,11 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
     if request.out is None:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
         return new_folder(Path("results"), host=str(host), preset=matrix.name)
-    if _exists(request.out / "runs.csv"):
+    if plugins.is_file(request.out / "runs.csv"):
         raise UserError(
             f"{request.out} already holds a campaign; continue it with --resume {request.out}, or choose another --out"
         )
     return request.out
-
-
-def _exists(path: Path) -> bool:
-    """Whether it is a file; False too where the system will not say, for a name too long or a closed folder."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def _tidy_after_a_crash(store: Store, reporter: Reporter) -> None:
