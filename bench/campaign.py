@@ -67,7 +67,7 @@ class Campaign:
         if not path.is_file():
             return {}
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return _table(json.loads(path.read_text(encoding="utf-8")), path)
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not readable as JSON: {error}") from None
 
@@ -85,16 +85,27 @@ class Campaign:
     @property
     def facts(self) -> dict[str, Any]:
         """What the runner recorded under [campaign] in matrix.toml: command, notice, threads_per_device and more."""
-        return dict(self.matrix.get("campaign", {}))
+        return _table(self.matrix.get("campaign", {}), self.folder / "matrix.toml")
+
+
+def _table(value: Any, path: Path) -> dict[str, Any]:
+    """The value, where it is one of names and values. Raises UserError."""
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold what the suite wrote: {str(value)[:80]!r} stands in place of a table")
+    return value
 
 
 def frame(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFrame":
-    """Typed frame of dictionaries: Int64, float64, boolean and str columns in the table's order."""
+    """Typed frame of dictionaries: Int64, float64, boolean and str columns in the table's order.
+
+    Raises UserError for a whole number that does not fit into 64 bits.
+    """
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            column.name: pd.Series([row[column.name] for row in rows], dtype=_PANDAS_TYPES[column.kind])
-            for column in columns
-        }
-    )
+    series = {}
+    for column in columns:
+        try:
+            series[column.name] = pd.Series([row[column.name] for row in rows], dtype=_PANDAS_TYPES[column.kind])
+        except OverflowError:
+            raise UserError(f"column {column.name} holds a number of more than 64 bits; no run wrote that") from None
+    return pd.DataFrame(series)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from strategies.base import Strategy
@@ -17,14 +19,27 @@ class CheckpointError(Exception):
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], *, workload: str, epoch: int) -> None:
-    """Write beside the target and rename: an interruption leaves the old file whole."""
+    """Write beside the target and rename: an interruption leaves the old file whole.
+
+    What a process that was killed while writing this target left beside it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         torch.save({"workload": workload, "epoch": epoch, **state}, temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """A model's size each time, they would fill the disk; those of a process that is alive are its own."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.([0-9]+)\.tmp")
+    for file in path.parent.iterdir():
+        match = pattern.fullmatch(file.name)
+        if match and not psutil.pid_exists(int(match[1])):
+            file.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, *, workload: str) -> dict[str, Any]:

@@ -344,11 +344,12 @@ def track(
 
 def _told(error: OSError) -> str:
     """The message where a disk refused, or a path that a person gave; "" where it may be a fault of the suite."""
+    # The target of a rename is the file that the user knows.
+    place = error.filename2 or error.filename
     if error.errno in DISK_ERRORS:
-        place = error.filename or "to the disk"
-        return f"could not write {place}: {error.strerror}; what was measured before is kept"
-    if error.errno in PATH_ERRORS and error.filename:
-        return f"could not use {error.filename}: {error.strerror}; give a path that can be read and written"
+        return f"could not write {place or 'to the disk'}: {error.strerror}; what was measured before is kept"
+    if error.errno in PATH_ERRORS and place:
+        return f"could not use {place}: {error.strerror}; give another place, or move what is in the way"
     return ""
 
 

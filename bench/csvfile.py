@@ -138,12 +138,13 @@ def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) ->
 def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Read a file of these columns as dictionaries of typed values.
 
-    Columns added by hand are passed over, those that the suite added later read as blank, and CRLF is accepted.
+    Columns added by hand are passed over, those that the suite added later read as blank, and what spreadsheets make
+    of a file, CRLF and a byte-order mark, is accepted.
     Raises UserError naming the file, and the line where there is one, when the file is empty, a column is missing,
     or a value is not of its column's type.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = next(reader, None)
             if not header:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.errors import UserError
-
 LISTS = ("strategies", "workloads", "presets", "columns")
 
 
 def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
-    """The lines of one list. Raises UserError for a strategy file that defines a known name again."""
+    """The lines of one list. Raises UserError for a strategy file that is not there."""
     if what == "strategies":
-        from strategies import Registry, RegistryError
+        from bench import plugins
 
-        try:
-            entries = Registry.collect(strategy_files).entries.values()
-        except RegistryError as error:
-            raise UserError(str(error)) from None
+        entries = plugins.collect(strategy_files).entries.values()
         yield from _aligned((entry.name, entry.broken or entry.description) for entry in entries)
     elif what == "workloads":
         from bench.workloads import WORKLOADS

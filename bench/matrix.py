@@ -222,7 +222,8 @@ def load_matrix(name: str) -> Matrix:
             f"unknown preset {name!r}; known are {', '.join(preset_names())}, or give a file ending in .toml"
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors begin a file with a byte-order mark.
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"could not read {path}: {getattr(error, 'strerror', None) or error}") from None
     return parse_matrix(text, name=path.stem, source=str(path))

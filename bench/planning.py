@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from bench.errors import UserError
 from bench.machine import Machine
 from bench.matrix import Group, Matrix, option_sets
 from bench.workloads import Entry as WorkloadEntry
-from strategies import Registry, RegistryError
+from strategies import Registry, RegistryError, output_held_back
 
 if TYPE_CHECKING:
     from strategies.base import Plan, Strategy
@@ -88,12 +89,16 @@ def plan_cells(
     """
     if not any(group.strategies for group in matrix.groups):
         raise UserError(f"matrix {matrix.name} names no strategy; give some with --strategies, such as single,ddp")
+    if matrix.trace and not matrix.breakdown:
+        raise UserError("--trace keeps the profiler's trace of breakdown runs, and there are none; add --breakdown")
     for name in matrix.options:
         _find(name, registry, "options for ")
     cells: dict[tuple[Any, ...], Cell] = {}
     for group in matrix.groups:
         for name in group.strategies:
-            for cell in _strategy_cells(name, group, matrix, machine=machine, registry=registry, workload=workload):
+            with output_held_back():
+                planned = _strategy_cells(name, group, matrix, machine=machine, registry=registry, workload=workload)
+            for cell in planned:
                 _check(cell, matrix, workload=workload, train_count=train_count)
                 cells.setdefault(cell.key, cell)
     twins = [replace(cell, role="control") for cell in _baselines(cells.values(), matrix)] if matrix.control else []
@@ -163,8 +168,11 @@ def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str,
             known = ", ".join(defaults) or "none"
             raise UserError(f"strategy {name!r} has no option {key!r}; its options are: {known}")
         kind, words = _kind_of(defaults[key])
+        if given == []:
+            raise UserError(f"option {key!r} of strategy {name!r} sweeps no value; give at least one")
         for value in given if isinstance(given, list) else [given]:
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not object and kind is not bool):
+            wrong = isinstance(value, bool) and kind is not object and kind is not bool
+            if not isinstance(value, kind) or wrong or (isinstance(value, float) and not math.isfinite(value)):
                 raise UserError(f"option {key!r} of strategy {name!r} takes {words}, not {_shown(value)!r}")
 
 

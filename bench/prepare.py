@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import calibrate, environment, machine, workloads
+from bench import calibrate, environment, machine, plugins, workloads
 from bench.campaign import read_runs
 from bench.data import DATASETS, PreparedData, prepare
 from bench.errors import UserError
@@ -23,7 +23,7 @@ from bench.resume import check_same_environment, check_same_matrix, check_same_s
 from bench.rows import CampaignFacts
 from bench.runner import Job
 from bench.store import Store, new_folder
-from strategies import Registry, RegistryError
+from strategies import Registry
 
 TOY_TRAIN_COUNT = 4096
 
@@ -62,7 +62,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     counts = sorted({devices for group in matrix.groups for devices in group.devices})
     threads = machine.resolve_threads(found, counts, matrix.threads_per_device)
     workload = workloads.find(matrix.workload)
-    registry = _registry(request.strategy_files)
+    registry = plugins.collect(request.strategy_files)
     _name_broken_files(registry, matrix, reporter)
     check_baseline(matrix.baseline, registry)
     _check_initial_state(request, workload.name)
@@ -120,7 +120,8 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
 def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
     """The matrix asked for and, when resuming, the facts its campaign recorded."""
     if request.resume is None:
-        return override(load_matrix(request.matrix or _default_preset(request)), request.overrides), {}
+        name = _default_preset(request) if request.matrix is None else request.matrix
+        return override(load_matrix(name), request.overrides), {}
     path = request.resume / "matrix.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -163,6 +164,13 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
     """The request with what its campaign was begun with, where it resumes one and does not say otherwise."""
     if request.resume is None:
         return request
+    files = begun.get("strategy_files", [])
+    texts = [*files, begun.get("checkpoint", ""), begun.get("initial_state", "")] if isinstance(files, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"{request.resume / 'matrix.toml'}, [campaign]: strategy_files must be a list of paths, checkpoint and "
+            "initial_state a path each"
+        )
     recorded = {
         "strategy_files": tuple(Path(path).expanduser() for path in begun.get("strategy_files", ())),
         "checkpoint": Path(begun["checkpoint"]).expanduser() if begun.get("checkpoint") else None,
@@ -182,11 +190,12 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
 
 
 def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -> None:
-    """Say which strategy file cannot be used; where the matrix asks for it by name, its row says so."""
+    """Say which strategy or file cannot be used; where the matrix asks for it by name, its row says so."""
     asked = {name for group in matrix.groups for name in group.strategies}
     for entry in registry.entries.values():
         if entry.broken and entry.name not in asked:
-            reporter.note(f"strategy file {entry.module} is left out: {entry.broken}")
+            what = f"strategy file {entry.module}" if entry.is_file else entry.place
+            reporter.note(f"{what} is left out: {entry.broken}")
 
 
 def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
@@ -204,16 +213,6 @@ def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
 def _default_preset(request: Request) -> str:
     device = request.overrides.get("device") or "auto"
     return "gpu" if machine.detect(device).device_kind == "cuda" else "cpu"
-
-
-def _registry(files: tuple[Path, ...]) -> Registry:
-    for path in files:
-        if not _exists(path):
-            raise UserError(f"--strategy-file {path} does not exist")
-    try:
-        return Registry.collect(files)
-    except RegistryError as error:
-        raise UserError(str(error)) from None
 
 
 def _check_initial_state(request: Request, workload: str) -> None:
@@ -260,7 +259,7 @@ def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
 
 
 def _check_no_campaign(folder: Path) -> None:
-    if _exists(folder / "runs.csv"):
+    if plugins.is_file(folder / "runs.csv"):
         raise UserError(
             f"{folder} already holds a campaign; continue it with --resume {folder}, or choose another --out"
         )
@@ -272,20 +271,13 @@ def _check_still_new(request: Request, store: Store) -> None:
         _check_no_campaign(store.folder)
 
 
-def _exists(path: Path) -> bool:
-    """Whether it is a file; False too where the system will not say, for a name too long or a closed folder."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def _tidy_after_a_crash(store: Store, reporter: Reporter, *, epochs: int) -> None:
     ended = store.end_orphans()
     if ended:
         reporter.warn(f"ended {len(ended)} worker(s) that a killed campaign had left: {', '.join(map(str, ended))}")
     for message in store.tidy(epochs=epochs):
         reporter.warn(message)
+    store.scrub_files(store.folder / "logs")
 
 
 def command_line(argv: list[str] | None = None) -> str:

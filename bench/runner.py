@@ -182,6 +182,7 @@ class Runner:
                 outcome = Outcome("interrupted", f"ended by {signal.name}")
                 self.store.add(run_rows(self.job.facts, cell, facts, outcome), [])
                 self.store.note_idle()
+                self._tidy(Path(spec.folder))
             raise
 
     def _record(
@@ -233,6 +234,7 @@ class Runner:
                 return launch(spec, on_start=partial(self.store.note_running, spec.run_id))
             finally:
                 self.store.note_idle()
+                self._tidy(Path(spec.folder))
 
         limit = self.job.facts.data.train_count // replicas
         return search(attempt, start=cell.batch_per_replica, limit=limit, multiple=cell.accumulate)
@@ -314,12 +316,14 @@ class Runner:
         )
 
     def _tidy(self, folder: Path) -> None:
-        """Leave of a run's folder what a person may read: the ranks' output and accounts."""
+        """Leave of a run's folder what a person may read: the ranks' output and accounts, without private words."""
         for name in ("heartbeat", "rendezvous"):
             (folder / name).unlink(missing_ok=True)
         for path in folder.glob("*.log"):
             if path.stat().st_size == 0:
                 path.unlink()
+        # Not before the ranks have ended: they read what they were told, and paths are part of it.
+        self.store.scrub_files(folder)
 
 
 def _data_paths(data: PreparedData) -> dict[str, str]:

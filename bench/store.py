@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
@@ -61,10 +62,29 @@ class Store:
         """The text without the user's home folder and without the private words; unchanged where there are none."""
         if not self._private:
             return text
-        text = text.replace(str(Path.home()), "~")
+        home = Path.home()
+        # A user without a home folder has the root for one, which is in every path.
+        if home != Path(home.anchor):
+            text = re.sub(rf"{re.escape(str(home))}(?![\w-])", "~", text)
         for word in self._private:
             text = word.sub("(left out)", text)
         return text
+
+    def scrub_files(self, folder: Path) -> None:
+        """The same for every file below `folder`, compressed ones included."""
+        if not self._private:
+            return
+        for path in folder.rglob("*"):
+            if not path.is_file():
+                continue
+            compressed = path.suffix == ".gz"
+            data = path.read_bytes()
+            # What is no UTF-8 passes through as it is.
+            text = (gzip.decompress(data) if compressed else data).decode("utf-8", "surrogateescape")
+            scrubbed = self.scrub(text)
+            if scrubbed != text:
+                data = scrubbed.encode("utf-8", "surrogateescape")
+                path.write_bytes(gzip.compress(data) if compressed else data)
 
     def check(self) -> None:
         """Raise UserError now, not after an hour, where a file here has another header."""

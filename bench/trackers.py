@@ -100,3 +100,5 @@ def _to_wandb(cells: Mapping[str, list[Row]], out: Path) -> None:
         for step, metrics in _points(rows):
             run.log(metrics, step=step)
         run.finish()
+    # Its service would run on for as long as this process.
+    wandb.teardown()

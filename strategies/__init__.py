@@ -2,8 +2,8 @@
 
 Names are looked up in one place: the built-ins below, then the entry-point group `bench.strategies` of installed
 packages, then the files named with `--strategy-file`. A strategy file defines `STRATEGIES`, a dictionary from
-name to a subclass of `strategies.base.Strategy`. Duplicate names are an error; a plug-in that fails to import is
-reported by name when it is asked for, and the others still work.
+name to a subclass of `strategies.base.Strategy`. A name that is defined twice means none of the strategies that claim
+it; such a name, and a plug-in that fails to import, is an error when it is asked for, and the others still work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import hashlib
 import importlib
 import importlib.util
 import io
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,12 +30,16 @@ FILE_TABLE = "STRATEGIES"
 
 
 class RegistryError(Exception):
-    """A name that is unknown or taken twice, or a plug-in that cannot be used; the message says which and why."""
+    """A name that is unknown or defined twice, or a plug-in that cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a strategy lives. `module` is a dotted name, or a path where `is_file`; `attribute` its class."""
+    """Where a strategy lives. `module` is a dotted name, or a path where `is_file`; `attribute` its class.
+
+    `broken` says why it cannot be used. An entry whose name is defined twice has no module: to choose one of the two
+    in silence would measure what nobody asked for.
+    """
 
     name: str
     module: str
@@ -42,6 +47,11 @@ class Entry:
     description: str
     is_file: bool = False
     broken: str = ""
+
+    @property
+    def place(self) -> str:
+        """What a message about a broken entry begins with."""
+        return self.module or f"strategy {self.name!r}"
 
 
 BUILT_IN = (
@@ -66,31 +76,32 @@ class Registry:
     def collect(cls, strategy_files: Iterable[Path] = ()) -> Registry:
         """Gather every entry without importing any strategy.
 
-        Raises RegistryError for a duplicate name. A strategy file that cannot be read or parsed is kept as a
-        broken entry under the file's name, so that asking for it says why while the others still work.
+        A strategy file that cannot be read or parsed is kept as a broken entry under the file's name, and a name
+        that is defined twice as a broken entry of that name, so that asking for it says why while the others still
+        work.
         """
-        entries: dict[str, Entry] = {}
         plugins = [
             Entry(point.name, *_split(point.value), f"plug-in from {point.dist.name if point.dist else point.value}")
             for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
         ]
-        files = [entry for path in strategy_files for entry in _file_entries(path)]
-        for entry in (*BUILT_IN, *plugins, *files):
-            if entry.broken and entry.name in entries:
-                # Its name is only the file's: it clashes with nothing that a strategy was called.
-                entry = replace(entry, name=Path(entry.module).name)
-            if entry.name in entries:
-                first = entries[entry.name]
-                raise RegistryError(
-                    f"strategy {entry.name!r} is defined twice: in {first.module} and in {entry.module}"
-                )
-            entries[entry.name] = entry
+        # A file that is named twice is still one file.
+        paths = {path.resolve(): path for path in strategy_files}.values()
+        files = [entry for path in paths for entry in _file_entries(path)]
+        claims: dict[str, list[Entry]] = {}
+        for entry in (*BUILT_IN, *plugins, *(entry for entry in files if not entry.broken)):
+            claims.setdefault(entry.name, []).append(entry)
+        entries = {name: claim[0] if len(claim) == 1 else _clash(claim) for name, claim in claims.items()}
+        for entry in (entry for entry in files if entry.broken):
+            # Its name is only the file's: it clashes with nothing that a strategy was called.
+            names = (entry.name, Path(entry.module).name, entry.module)
+            free = next(name for name in names if name not in entries)
+            entries[free] = replace(entry, name=free)
         return cls(entries)
 
     def find(self, name: str) -> Entry:
         """The entry of that name. Raises RegistryError listing the known ones."""
         if name not in self.entries:
-            broken = "".join(f"; {entry.module}: {entry.broken}" for entry in self.entries.values() if entry.broken)
+            broken = "".join(f"; {entry.place}: {entry.broken}" for entry in self.entries.values() if entry.broken)
             raise RegistryError(f"unknown strategy {name!r}; known are {', '.join(self.entries)}{broken}")
         return self.entries[name]
 
@@ -98,9 +109,10 @@ class Registry:
         """Import the strategy's class. Raises RegistryError naming the plug-in whatever goes wrong in it."""
         entry = self.find(name)
         if entry.broken:
-            raise RegistryError(f"strategy {name!r} in {entry.module}: {entry.broken}")
+            raise RegistryError(f"strategy {name!r}{f' in {entry.module}' if entry.module else ''}: {entry.broken}")
         try:
-            module = _import_file(Path(entry.module)) if entry.is_file else importlib.import_module(entry.module)
+            with output_held_back():
+                module = _import_file(Path(entry.module)) if entry.is_file else importlib.import_module(entry.module)
             found = getattr(module, FILE_TABLE)[name] if entry.is_file else getattr(module, entry.attribute)
         except (Exception, SystemExit) as error:
             raise RegistryError(
@@ -108,6 +120,33 @@ class Registry:
             ) from error
         _check_class(name, entry, found)
         return found
+
+
+@contextlib.contextmanager
+def output_held_back() -> Iterator[None]:
+    """Drop what is written to stdout meanwhile, by Python or by a child process: for a plug-in's code in the parent.
+
+    The command's own output may be one JSON document that another program reads. stderr is left as it is.
+    """
+    with contextlib.ExitStack() as stack:
+        # Where stdout is closed nothing can reach it.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+            stack.callback(os.dup2, kept, 1)
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield
+
+
+def _clash(claim: list[Entry]) -> Entry:
+    """The entry of a name that several claim: it says where, and loads none of them."""
+    places = " and ".join(f"in {entry.module}" for entry in claim)
+    times = "twice" if len(claim) == 2 else f"{len(claim)} times"
+    advice = "rename all but one, or leave out what defines it again"
+    return Entry(claim[0].name, "", "", "", broken=f"it is defined {times}: {places}; {advice}")
 
 
 def _split(value: str) -> tuple[str, str]:
@@ -146,9 +185,7 @@ def _import_file(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # A plug-in that prints at import must not tear the command's own output.
-        with contextlib.redirect_stdout(io.StringIO()):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -3,8 +3,10 @@
     python tests/chaos.py --runs 200 --seed 0
 
 Each run is a strategy with one seeded random fault (kind, rank and phase) in a campaign of the toy workload on two
-CPU ranks. Faults that end the campaign itself (SIGINT, SIGKILL of the parent) are followed by `--resume`. The last
-line of the output is one JSON document with the counts; the exit code is 0 when every check held.
+CPU ranks. Faults that end the campaign itself are followed by `--resume`: a rank sends SIGINT or SIGKILL to the
+parent, or SIGINT or SIGTERM comes from outside, at a random time or just when a run is being recorded, so that it may
+hit any run or none. The last line of the output is one JSON document with the counts; the exit code is 0 when every
+check held.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns import assert_none_left, command, start, toy
@@ -36,8 +39,11 @@ WEIGHTS = {
     "hang": 1,
     "interrupt_parent": 1,
     "kill_parent": 1,
+    "outside": 2,
 }
 HANG_SECONDS = 40
+MOMENTS = ("", "logs/*/measurement.json", "steps.csv", "runs.csv")
+"""A signal from outside comes just after a file of this name was written; "" is any time."""
 STEPS, RANKS = 3, 2
 
 
@@ -64,46 +70,124 @@ def expected_statuses(fault: Fault) -> list[str]:
     }.get(fault.kind, ["ok"])
 
 
-def run_campaign(out: Path, faults: Mapping[str, Fault], *, seed: int) -> Counter[str]:
-    """Measure, and resume as often as the campaign was ended from within. Counts its exit codes."""
+@dataclass(frozen=True)
+class Outside:
+    """A signal to the parent: `delay` seconds after it has begun, then at the next `moment`, and `lag` seconds more."""
+
+    number: signal.Signals
+    delay: float
+    moment: str
+    lag: float
+
+
+def draw_signals(faults: Mapping[str, Fault], *, seed: int) -> list[Outside]:
+    """One for each fault of that kind; the first ones show every moment."""
+    dice = random.Random(f"{seed}/outside")
+    count = sum(fault.kind == "outside" for fault in faults.values())
+    moments = [*dice.sample(MOMENTS, len(MOMENTS)), *dice.choices(MOMENTS, k=count)][:count]
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    return [Outside(dice.choice(numbers), dice.uniform(0, 8), moment, dice.uniform(0, 0.05)) for moment in moments]
+
+
+def send(process: subprocess.Popen[str], out: Path, outside: Outside, *, begun: float) -> bool:
+    """Send the signal when its time has come. False where the campaign ended before."""
+
+    def written(pattern: str, since: float) -> bool:
+        return any(path.stat().st_mtime > since for path in out.glob(pattern))
+
+    def wait(condition: Callable[[], bool]) -> None:
+        while process.poll() is None and not condition():
+            time.sleep(0.002)
+
+    # Each session writes the matrix just before its first run.
+    wait(lambda: written("matrix.toml", begun))
+    due = time.monotonic() + outside.delay
+    wait(lambda: time.monotonic() >= due)
+    since = time.time()
+    wait(lambda: not outside.moment or written(outside.moment, since))
+    time.sleep(outside.lag)
+    if process.poll() is not None:
+        return False
+    process.send_signal(outside.number)
+    return True
+
+
+def run_campaign(out: Path, faults: Mapping[str, Fault], *, seed: int) -> tuple[Counter[str], list[Outside]]:
+    """Measure, and resume as often as the campaign was ended. Counts its exit codes and the signals from outside."""
     table = write_table(out.parent / "faults.py", faults)
     options = ["--strategy-file", str(table), "--seed", str(seed), "--timeout", str(HANG_SECONDS)]
-    process = start(toy(out, *options, strategies=list(faults)))
+    command_line = toy(out, *options, strategies=list(faults))
+    waiting, sent = draw_signals(faults, seed=seed), []
     codes: Counter[str] = Counter()
     while True:
-        _, errors = process.communicate(timeout=300 + (HANG_SECONDS + 10) * len(faults))
-        assert_none_left(out, seconds=10)
-        code = process.returncode
+        code, errors, was_sent = run_session(
+            command_line, out, waiting[0] if waiting else None, seconds=300 + 50 * len(faults)
+        )
+        sent += [waiting.pop(0)] if was_sent else []
         codes[str(code)] += 1
         print(f"the campaign ended with {code} after {time.monotonic() - BEGUN:.0f} s", flush=True)
-        if code not in (130, -signal.SIGKILL):
+        if code not in (130, -signal.SIGKILL, -signal.SIGTERM):
             assert code == (1 if any(failing(fault) for fault in faults.values()) else 0), errors
-            return codes
+            return codes, sent
         assert sum(codes.values()) <= len(faults) + 1, "resumed more often than there are faults"
-        process = start(command("--resume", str(out), "--quiet"))
+        command_line = command("--resume", str(out), "--quiet")
+
+
+def run_session(
+    command_line: list[str], out: Path, outside: Outside | None, *, seconds: float
+) -> tuple[int, str, bool]:
+    """One process of the campaign, to its end: its exit code, what it said, and whether a signal was sent to it."""
+    begun = time.time()
+    process = start(command_line)
+    try:
+        sent = outside is not None and send(process, out, outside, begun=begun)
+        _, errors = process.communicate(timeout=seconds)
+        assert_none_left(out, seconds=10)
+        return process.returncode, errors, sent
+    finally:
+        # However this ends, nothing of it stays: the ranks die with their parent.
+        process.kill()
+        process.communicate()
 
 
 def failing(fault: Fault) -> bool:
     return expected_statuses(fault)[-1] != "ok"
 
 
-def check(out: Path, faults: Mapping[str, Fault]) -> list[str]:
-    """Everything that is wrong with the campaign's files, in words; reading them checks every value's type."""
+def check(out: Path, faults: Mapping[str, Fault], *, signals: int = 0) -> list[str]:
+    """Everything that is wrong with the campaign's files, in words; reading them checks every value's type.
+
+    Each of the `signals` from outside may have interrupted one more run, which was then measured again.
+    """
     problems = []
     rows = read_rows(out / "runs.csv", RUN_COLUMNS)
     found: dict[str, list[dict[str, object]]] = {name: [] for name in faults}
     for row in rows:
         found.setdefault(row["strategy"], []).append(row)
     for name, fault in faults.items():
-        statuses = [str(row["status"]) for row in found[name]]
-        if statuses != expected_statuses(fault):
+        statuses, expected = [str(row["status"]) for row in found[name]], expected_statuses(fault)
+        extra = statuses[: len(statuses) - len(expected)]
+        if set(extra) == {"interrupted"} and len(extra) <= signals:
+            signals -= len(extra)
+            statuses = statuses[len(extra) :]
+        if statuses != expected:
             reasons = [row["reason"] for row in found[name]]
-            problems.append(f"{name} {fault}: {statuses}, expected {expected_statuses(fault)}: {reasons}")
-        elif failing(fault) and f"rank {fault.rank} " not in str(found[name][-1]["reason"]):
-            problems.append(f"{name} {fault}: its reason does not name the rank: {found[name][-1]['reason']}")
+            problems.append(f"{name} {fault}: {[*extra, *statuses]}, expected {expected}: {reasons}")
+        elif failing(fault):
+            problems += _check_reason(f"{name} {fault}", fault, str(found[name][-1]["reason"]))
     problems += [f"unknown strategy {name}" for name in found if name not in faults]
     problems += _check_ids_and_steps(out, rows)
     problems += [f"left behind: {path}" for path in [*out.glob("logs/*/rendezvous"), *out.glob("running.json")]]
+    return problems
+
+
+def _check_reason(name: str, fault: Fault, reason: str) -> list[str]:
+    """A failing run's reason names the rank; that of a run in which one hangs names no rank that waits for it."""
+    problems = []
+    if f"rank {fault.rank} " not in reason:
+        problems.append(f"{name}: its reason does not name the rank: {reason}")
+    if fault.kind == "hang" and f"rank {1 - fault.rank} " in reason:
+        problems.append(f"{name}: its reason names a rank that does not hang: {reason}")
     return problems
 
 
@@ -127,8 +211,8 @@ def main() -> int:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         faults = draw_faults(given.runs, seed=given.seed, folder=folder)
-        codes = run_campaign(folder / "out", faults, seed=given.seed)
-        problems = check(folder / "out", faults)
+        codes, sent = run_campaign(folder / "out", faults, seed=given.seed)
+        problems = check(folder / "out", faults, signals=len(sent))
         statuses = Counter(row["status"] for row in read_rows(folder / "out" / "runs.csv", RUN_COLUMNS))
     for problem in problems:
         print(f"WRONG {problem}")
@@ -141,6 +225,7 @@ def main() -> int:
                 "phases": dict(Counter(fault.phase for fault in faults.values())),
                 "statuses": dict(statuses),
                 "exit_codes": dict(codes),
+                "signals_from_outside": dict(Counter(f"{one.number.name} {one.moment}".strip() for one in sent)),
                 "seconds": round(time.monotonic() - BEGUN),
                 "wrong": len(problems),
             }

@@ -42,7 +42,7 @@ class DeliberateError(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` is one of the methods `_do_<kind>` below; `none` does nothing.
+    """`kind` is one of the methods `_do_<kind>` below; `none` does nothing, `outside` is somebody else's to do.
 
     What ends the parent happens once: `mark` is a file that says it has happened.
     """
@@ -122,6 +122,8 @@ class Faulty(DDP):
 
     def _do_none(self, phase: str) -> None:
         pass
+
+    _do_outside = _do_none
 
     def _do_raise(self, phase: str) -> None:
         raise DeliberateError(f"rank {self.context.rank} was told to fail in {phase}")

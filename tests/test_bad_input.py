@@ -116,6 +116,10 @@ CASES = {
     "strategy file": (("run", "smoke", "--strategy-file", "none.py"), "--strategy-file none.py does not exist"),
     "long strategy file": (("run", "smoke", "--strategy-file", LONG), "does not exist"),
     "long out": (("run", "smoke", *TOY, "--out", LONG), "File name too long; choose another --out"),
+    "no preset": (("run", ""), "unknown preset ''; known are article, cpu"),
+    "trace alone": (("run", "smoke", "--trace"), "--trace keeps the profiler's trace of breakdown runs, and there are"),
+    "list of no file": (("list", "strategies", "--strategy-file", "none.py"), "--strategy-file none.py does not exist"),
+    "data": (("data", "prepare", "mnist"), "unknown dataset 'mnist'; known: "),
     "resume nothing": (("run", "--resume", "none"), "none cannot be resumed: could not read matrix.toml"),
     "no data": (("run", "smoke", "--dataset", "cifar10", "--data-root", "data"), "CIFAR-10 is not in "),
     "list": (("list", "colours"), "there is no such list; known are strategies, workloads, presets, columns"),
@@ -139,6 +143,9 @@ def test_a_mistake_is_told_in_a_line_or_two_and_nothing_is_started(case, bench, 
         ("strategies = [\n", "m.toml is not valid TOML"),
         ("description = 'nothing'\n", "matrix m names no strategy"),
         ("strategies = ['ddp']\n[options.ddp]\nbucket = 1\n", "strategy 'ddp' has no option 'bucket'"),
+        ("strategies = ['ddp']\n[options.ddp]\nbucket_cap_mb = []\n", "'ddp' sweeps no value; give at least one"),
+        ("strategies = ['ddp']\n[options.ddp]\nbucket_cap_mb = nan\n", "takes a number, not 'nan'"),
+        ("\ufeffstrategies = ['ddp']\nspeed = 1\n", "m.toml, line 2: unknown key 'speed'"),
         ("strategies = ['ddp']\n[options.ddq]\nbucket = 1\n", "unknown strategy 'ddq'"),
     ],
 )
@@ -154,6 +161,65 @@ def test_a_file_in_the_way_of_the_results(out, bench, tmp_path):
     assert f"could not write to {out}: " in message
     assert "choose another --out" in message
     assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("out", ["taken", "taken/below", LONG])
+@pytest.mark.parametrize("words", [("report",), ("plot",), ("track", "--to", "tensorboard")])
+def test_a_place_that_cannot_be_written_is_named(words, out, bench, tmp_path):
+    write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1))
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    code, _, err = bench(words[0], "C", *words[1:], "--out", out)
+    assert code == 2
+    assert err.startswith(f"bench: could not use {out}")
+    assert err.endswith("; give another place, or move what is in the way\n")
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_folder_in_the_way_of_the_summary(bench, tmp_path):
+    (write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1)) / "summary.csv").mkdir()
+    code, _, err = bench("report", "C")
+    assert code == 2
+    assert err.startswith("bench: could not use C/summary.csv: Is a directory; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "environment.json",
+            "[1]",
+            "C/environment.json does not hold what the suite wrote: '[1]' stands in place of a",
+        ),
+        ("environment.json", "null", "C/environment.json does not hold what the suite wrote: 'None'"),
+        ("matrix.toml", "campaign = 3\n", "C/matrix.toml does not hold what the suite wrote: '3'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "plot"])
+def test_a_file_of_another_shape_is_named(command, name, text, expected, bench, tmp_path):
+    folder = write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1))
+    (folder / name).write_text(text, encoding="utf-8")
+    code, _, err = bench(command, "C")
+    assert (code, err.startswith(f"bench: {expected}")) == (2, True), err
+
+
+def test_a_number_that_no_frame_holds_is_told(bench, tmp_path):
+    folder = write_campaign(tmp_path / "C", noisy_campaign(seed=0, blocks=1))
+    [header, first, *rest] = (folder / "runs.csv").read_text(encoding="utf-8").splitlines()
+    cells = first.split(",")
+    cells[header.split(",").index("block")] = "99999999999999999999"
+    text = "\n".join([header, ",".join(cells), *rest, ""])
+    (folder / "runs.csv").write_text(text, encoding="utf-8")
+    code, _, err = bench("report", "C")
+    assert (code, err) == (2, "bench: column block holds a number of more than 64 bits; no run wrote that\n")
+
+
+@pytest.mark.parametrize("text", ["strategy_files = 3", "strategy_files = [3]", "checkpoint = 3"])
+def test_a_recorded_path_of_another_kind_is_told(text, bench, tmp_path):
+    (tmp_path / "C").mkdir()
+    matrix = f"strategies = ['single']\ndevice = 'cpu'\n[campaign]\n{text}\n"
+    (tmp_path / "C" / "matrix.toml").write_text(matrix, encoding="utf-8")
+    code, _, err = bench("run", "--resume", "C")
+    assert (code, "[campaign]: strategy_files must be a list of paths" in err) == (2, True), err
 
 
 def test_a_folder_that_already_holds_a_campaign_is_left_alone(bench, tmp_path):
@@ -206,7 +272,7 @@ def test_a_folder_that_may_not_be_read(reader, bench, tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    expected = "bench: could not use C: Permission denied; give a path that can be read and written\n"
+    expected = "bench: could not use C: Permission denied; give another place, or move what is in the way\n"
     assert bench(*READERS[reader]) == (2, "", expected)
 
 
@@ -224,7 +290,7 @@ def test_a_path_that_cannot_be_used(words, reason, bench, tmp_path):
     (tmp_path / "taken").write_text("mine", encoding="utf-8")
     code, out, err = bench(*words)
     assert (code, out) == (2, "")
-    assert err == f"bench: {reason}give a path that can be read and written\n"
+    assert err == f"bench: {reason}give another place, or move what is in the way\n"
     assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
 
 
@@ -252,9 +318,14 @@ def test_a_missing_checkpoint_to_start_from(bench, tmp_path):
 
 
 def test_a_strategy_file_that_takes_a_known_name(bench, tmp_path):
+    """It is told before the matrix begins, or here, is refused for another reason."""
     (tmp_path / "mine.py").write_text("STRATEGIES = {'ddp': None}\n", encoding="utf-8")
-    message = refused(bench("run", "smoke", "--strategy-file", "mine.py"), tmp_path, files={"mine.py"})
-    assert "strategy 'ddp' is defined twice: in strategies.ddp and in " in message
+    words = ("run", "smoke", "--strategies", "single", "--batch", "60000", "--strategy-file", "mine.py")
+    code, out, err = bench(*words)
+    note, error = err.splitlines()
+    assert (code, out) == (2, "")
+    assert note.startswith("strategy 'ddp' is left out: it is defined twice: in strategies.ddp and in ")
+    assert "60000 exceeds" in error
 
 
 @pytest.mark.parametrize("words", [("--batch", "x"), ("--nonsense",), ("a", "b", "c"), ("--steps",)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import chaos
+import psutil
 import pytest
 from fault_strategies import PHASES, Fault
 
@@ -28,10 +30,12 @@ def test_every_kind_of_fault_keeps_its_row() -> None:
     assert counts["wrong"] == 0
     assert sum(counts["kinds"].values()) == counts["runs"] == 10
     assert set(counts["kinds"]) == set(chaos.WEIGHTS)
-    # One campaign, and one more for each time that it was ended from within.
+    # One campaign, and one more for each time that it was ended from within, or from outside unless both fell together.
     ended = counts["kinds"]["interrupt_parent"] + counts["kinds"]["kill_parent"]
-    assert sum(counts["exit_codes"].values()) == 1 + ended
-    assert sum(counts["statuses"].values()) == 10 + counts["kinds"]["interrupt_parent"]
+    outside = sum(counts["signals_from_outside"].values())
+    assert outside == counts["kinds"]["outside"] == 1
+    assert ended <= sum(counts["exit_codes"].values()) - 1 <= ended + outside
+    assert 0 <= sum(counts["statuses"].values()) - 10 - counts["kinds"]["interrupt_parent"] <= outside
 
 
 def test_faults_are_seeded_and_cover_ranks_and_phases(tmp_path: Path) -> None:
@@ -44,6 +48,30 @@ def test_faults_are_seeded_and_cover_ranks_and_phases(tmp_path: Path) -> None:
     assert {(fault.rank, fault.phase) for fault in faults.values()} == {(r, p) for r in (0, 1) for p in PHASES}
 
 
+def test_signals_are_seeded_and_come_at_every_moment(tmp_path: Path) -> None:
+    faults = chaos.draw_faults(200, seed=0, folder=tmp_path)
+    signals = chaos.draw_signals(faults, seed=0)
+    assert signals == chaos.draw_signals(faults, seed=0)
+    assert len(signals) == sum(fault.kind == "outside" for fault in faults.values()) >= len(chaos.MOMENTS)
+    assert {one.moment for one in signals} == set(chaos.MOMENTS)
+    assert {one.number for one in signals} == {signal.SIGINT, signal.SIGTERM}
+    assert chaos.draw_signals({"a": Fault("raise")}, seed=0) == []
+
+
+def test_a_session_that_ends_wrongly_leaves_no_process(tmp_path: Path) -> None:
+    """Nor does one that takes too long, whatever it does with signals."""
+    pid = tmp_path / "pid"
+    program = (
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        chaos.run_session([sys.executable, "-c", program], tmp_path, None, seconds=3)
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
 def test_the_check_finds_lost_doubled_and_wrong_rows(tmp_path: Path) -> None:
     """The checks above hold only if they can fail."""
     from bench.columns import RUN_COLUMNS, STEP_COLUMNS
@@ -51,13 +79,13 @@ def test_the_check_finds_lost_doubled_and_wrong_rows(tmp_path: Path) -> None:
 
     faults = {"a": Fault("raise", 1, "build"), "b": Fault("none"), "c": Fault("kill", 0, "close")}
 
-    def problems(*rows: tuple[str, str, str, str], steps: dict[str, int]) -> list[str]:
+    def problems(*rows: tuple[str, str, str, str], steps: dict[str, int], signals: int = 0) -> list[str]:
         table = [dict(zip(("run_id", "strategy", "status", "reason"), row, strict=True)) for row in rows]
         write_rows(tmp_path / "runs.csv", RUN_COLUMNS, table)
         write_rows(
             tmp_path / "steps.csv", STEP_COLUMNS, [{"run_id": n} for n, count in steps.items() for _ in range(count)]
         )
-        return chaos.check(tmp_path, faults)
+        return chaos.check(tmp_path, faults, signals=signals)
 
     a, b, c = ("1", "a", "crashed", "rank 1 in build: X"), ("2", "b", "ok", ""), ("3", "c", "ok", "")
     full = {"2": 6, "3": 6}
@@ -67,5 +95,19 @@ def test_the_check_finds_lost_doubled_and_wrong_rows(tmp_path: Path) -> None:
     assert any("does not name the rank" in text for text in problems(("1", "a", "crashed", "rank 0"), b, c, steps=full))
     assert any("expected ['ok']" in text for text in problems(a, ("2", "b", "crashed", "x"), c, steps={"3": 6}))
     assert any("steps.csv and runs.csv differ" in text for text in problems(a, b, c, steps={"2": 6, "3": 12}))
+    interrupted = ("4", "b", "interrupted", "ended by SIGINT")
+    assert any("expected ['ok']" in text for text in problems(a, interrupted, b, c, steps=full))
+    assert problems(a, interrupted, b, c, steps=full, signals=1) == []
+    again = ("5", "c", "interrupted", "ended by SIGINT")
+    assert any("expected ['ok']" in text for text in problems(a, interrupted, b, again, c, steps=full, signals=1))
+    assert any("expected ['ok']" in text for text in problems(a, b, interrupted, c, steps=full, signals=1))
     (tmp_path / "running.json").touch()
     assert any("left behind" in text for text in problems(a, b, c, steps=full))
+
+
+def test_the_reason_of_a_hang_names_nobody_else() -> None:
+    fault = Fault("hang", 1, "build")
+    reason = "no result after 40 s; behind the others: rank 1 in build, 39 s without progress"
+    assert chaos._check_reason("a", fault, reason) == []
+    assert chaos._check_reason("a", fault, f"{reason}; rank 0 in build") != []
+    assert chaos._check_reason("a", fault, "no result after 40 s") != []

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,26 @@ def test_a_kill_while_writing_keeps_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert read_checkpoint(path, workload="toy")["model"]["weight"][0] == 1.0
+    [left] = [file for file in tmp_path.iterdir() if file != path]
+    # Neither another target's file nor that of a process that is alive is this one's to remove.
+    others = [tmp_path / left.name.replace("a.pt", "aXpt"), tmp_path / f".a.pt.{os.getppid()}.tmp"]
+    for other in others:
+        other.touch()
+    assert read_checkpoint(save(path, value=2.0), workload="toy")["model"]["weight"][0] == 2.0
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_tensors_of_a_gpu_are_read_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file says on which device each tensor was; this one says what a run on the second GPU would have written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:1")
+        path = save(tmp_path / "a.pt", value=3.0)
+    with zipfile.ZipFile(path) as archive:
+        [record] = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        assert b"cuda:1" in archive.read(record)
+    weight = read_checkpoint(path, workload="toy")["model"]["weight"]
+    assert weight.device.type == "cpu"
+    assert torch.equal(weight, torch.full((5000,), 3.0))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 0.97])

@@ -269,6 +269,12 @@ def test_columns_added_by_hand_and_other_line_ends_are_accepted(tmp_path):
     assert numbers_in(path) == [4]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("\ufeff" + ",".join(names(STEP_COLUMNS)) + "\nr,0,1,4,0.5,\n", encoding="utf-8")
+    assert numbers_in(path) == [4]
+
+
 def test_columns_that_came_later_read_as_blank_in_older_files(tmp_path):
     """A file written before they were there: they are None or "", and the values beside them are where they belong."""
     added = {column.name for column in RUN_COLUMNS if column.added}

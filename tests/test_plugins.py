@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ def mine(name: str, body: str = "pass") -> str:
     return GOOD.replace("NAME", repr(name)).replace("pass", body)
 
 
+TALK = """def __init__(self):
+        print("a line when made")
+        super().__init__()
+
+    def plan(self, *arguments):
+        import os, subprocess
+        print("a line in plan", flush=True)
+        os.write(1, b"a line past Python")
+        subprocess.run(["echo", "a line of a child"], check=True)
+        return super().plan(*arguments)
+"""
+
 BROKEN = {
     "syntax": "STRATEGIES = {'syntax': Mine\n",
     "importing": "import a_module_that_does_not_exist\nSTRATEGIES = {'importing': 1}\n",
@@ -32,7 +45,8 @@ BROKEN = {
     "exits_when_made": mine("exits_when_made", "def __init__(self):\n        raise SystemExit(3)"),
     "no_precision": mine("no_precision", "default_precision = {}"),
     "no_table": "x = 1\n",
-    "talkative": "print('a line\\n' * 100_000)\n" + mine("talkative"),
+    "talkative": "print('a line\\n' * 100_000)\n" + mine("talkative", TALK),
+    "ddp": mine("ddp"),
 }
 REASONS = {
     "syntax": "syntax.py: SyntaxError: '{' was never closed (line 1)",
@@ -44,6 +58,7 @@ REASONS = {
     "exits_when_made": "it could not be made: SystemExit: 3",
     "no_precision": "it could not be made: KeyError: 'cpu'",
     "no_table": "no_table.py: defines no STRATEGIES = {'name': StrategyClass}",
+    "ddp": "ddp.py; rename all but one, or leave out what defines it again",
 }
 
 
@@ -67,11 +82,13 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
     names = ["single", *BROKEN]
     done = run(
         command("smoke", "--strategies", ",".join(names), "--devices", "1", *TOY, "--out", str(folder / "out"),
-                *options(*files.values()))
+                "--quiet", "--json", *options(*files.values()))
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert "a line" not in done.stdout + done.stderr
+    # Nothing but the document: another program reads it.
+    assert json.loads(done.stdout)["exit_code"] == 1
     found = rows(folder / "out")
     assert sorted(row["strategy"] for row in found) == sorted(names)
     return {row["strategy"]: row for row in found}
@@ -89,18 +106,27 @@ def test_the_others_run(campaign: dict[str, dict[str, str]], name: str) -> None:
     assert float(campaign[name]["samples_per_second"]) > 0
 
 
-def test_a_name_defined_twice_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    files = write(tmp_path, one=mine("ddp"))
-    done = run(toy(tmp_path / "out", *options(*files.values())), timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == f"bench: strategy 'ddp' is defined twice: in strategies.ddp and in {files['one']}\n"
-    assert not (tmp_path / "out").exists()
+def test_a_name_defined_twice_names_both_places(campaign: dict[str, dict[str, str]]) -> None:
+    assert campaign["ddp"]["reason"].startswith("strategy 'ddp': it is defined twice: in strategies.ddp and in /")
 
 
 def test_two_files_with_one_strategy_name(tmp_path: Path) -> None:
-    files = write(tmp_path, one=mine("mine"), two=mine("mine"))
-    with pytest.raises(RegistryError, match=r"'mine' is defined twice: in .*one\.py and in .*two\.py"):
-        Registry.collect(files.values())
+    files = write(tmp_path, one=mine("mine"), two=mine("mine"), three=mine("other"))
+    registry = Registry.collect(files.values())
+    with pytest.raises(RegistryError, match=r"'mine': it is defined twice: in .*one\.py and in .*two\.py"):
+        registry.load("mine")
+    assert registry.load("other").__name__ == "Mine"
+
+
+def test_a_file_named_twice_is_one_file(tmp_path: Path) -> None:
+    path = write(tmp_path, one=mine("mine"))["one"]
+    assert Registry.collect([path, tmp_path / "." / path.name]).load("mine").__name__ == "Mine"
+
+
+def test_a_table_with_one_name_twice(tmp_path: Path) -> None:
+    path = write(tmp_path, one=mine("mine").replace("'mine': Mine", "'mine': Mine, 'mine': DDP"))["one"]
+    with pytest.raises(RegistryError, match=r"'mine': it is defined twice: in .*one\.py and in .*one\.py"):
+        Registry.collect([path]).load("mine")
 
 
 def test_an_unknown_name_tells_of_the_file_that_may_hold_it(tmp_path: Path) -> None:
@@ -113,6 +139,16 @@ def test_a_broken_file_called_like_a_strategy_hides_nothing(tmp_path: Path) -> N
     registry = Registry.collect(write(tmp_path, ddp=BROKEN["syntax"]).values())
     assert registry.load("ddp").__module__ == "strategies.ddp"
     assert registry.find("ddp.py").broken.startswith("SyntaxError")
+
+
+def test_broken_files_of_one_name_are_all_told_and_hide_nothing(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abcd"]
+    for folder in folders:
+        folder.mkdir()
+    broken = [write(folder, mine=BROKEN["syntax"])["mine"] for folder in folders[:3]]
+    registry = Registry.collect([*broken, *write(folders[3], good=mine("mine")).values()])
+    assert registry.load("mine").__name__ == "Mine"
+    assert [entry.module for entry in registry.entries.values() if entry.broken] == [str(path) for path in broken]
 
 
 def test_two_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:

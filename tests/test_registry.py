@@ -68,16 +68,26 @@ def test_an_installed_plugin_loads(install):
     assert Registry.collect().load("mine") is Installed
 
 
-def test_a_plugin_of_a_taken_name_is_an_error_that_names_both(install):
-    install([("ddp", "plugin_one:Installed")])
-    with pytest.raises(RegistryError, match=r"'ddp' is defined twice: in strategies\.ddp and in plugin_one"):
-        Registry.collect()
-
-
-def test_two_plugins_of_one_name_are_an_error(install):
-    install([("mine", "plugin_one:A"), ("mine", "plugin_two:B")])
-    with pytest.raises(RegistryError, match="'mine' is defined twice: in plugin_one and in plugin_two"):
-        Registry.collect()
+@pytest.mark.parametrize(
+    ("points", "name", "words"),
+    [
+        ([("ddp", "plugin_one:Installed")], "ddp", "twice: in strategies.ddp and in plugin_one; rename"),
+        (
+            [("mine", "plugin_one:Installed"), ("mine", "plugin_two:B")],
+            "mine",
+            "twice: in plugin_one and in plugin_two",
+        ),
+        ([("ddp", "one:A"), ("ddp", "two:B")], "ddp", "3 times: in strategies.ddp and in one and in two;"),
+    ],
+)
+def test_a_name_defined_again_is_nobody_s_and_the_others_still_work(install, points, name, words):
+    install(points, plugin_one={"Installed": Installed})
+    registry = Registry.collect()
+    with pytest.raises(RegistryError, match=f"^strategy '{name}': it is defined {words}"):
+        registry.load(name)
+    assert registry.load("ddp_amp").__module__ == "strategies.ddp"
+    with pytest.raises(RegistryError, match=f"unknown strategy 'other'; .*; strategy '{name}': it is defined {words}"):
+        registry.find("other")
 
 
 def test_an_unknown_name_lists_the_known_ones(install):
@@ -116,6 +126,12 @@ def test_listing_names_every_strategy_with_its_description():
     listed = list(lines("strategies"))
     assert [line.split()[0] for line in listed][: len(BUILT_IN)] == [entry.name for entry in BUILT_IN]
     assert all(entry.description in line for entry, line in zip(BUILT_IN, listed, strict=False))
+
+
+def test_listing_shows_a_name_defined_twice(install):
+    install([("ddp", "plugin_one:Installed")])
+    [line] = [line for line in lines("strategies") if line.startswith("ddp ")]
+    assert line.split(maxsplit=1)[1].startswith("it is defined twice: in strategies.ddp and in plugin_one; rename")
 
 
 def test_descriptions_stand_in_one_column():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import platform
 import re
@@ -361,16 +362,54 @@ def test_private_words_reach_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert row["warnings"] == "see ~"
 
 
+def test_files_below_a_folder_are_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    folder = tmp_path / "logs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text('{"folder": "/home/alice/x", "other": "/home/alice2"}')
+    (folder / "bytes.log").write_bytes(b"\xff\r\n of Alice")
+    (folder / "trace.json.gz").write_bytes(gzip.compress(b"alice"))
+    for private in ([], ["alice"]):
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        store = Store(tmp_path, private=private)
+        store.scrub_files(tmp_path / "logs")
+        store.close()
+        if not private:
+            assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert (folder / "spec.json").read_text() == '{"folder": "~/x", "other": "/home/alice2"}'
+    assert (folder / "bytes.log").read_bytes() == b"\xff\r\n of (left out)"
+    assert gzip.decompress((folder / "trace.json.gz").read_bytes()) == b"(left out)"
+
+
+def test_a_home_folder_that_is_the_root_is_no_private_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    store = Store(tmp_path, private=["alice"])
+    store.close()
+    assert store.scrub("/data/alice/x") == "/data/(left out)/x"
+
+
+FAILING = """
+from strategies.single import Single
+class Failing(Single):
+    def build(self, *arguments):
+        import os, platform
+        raise ValueError(f"{platform.node()} {os.environ['LOGNAME']} {__file__}")
+STRATEGIES = {'failing': Failing}
+"""
+
+
 def test_an_anonymous_campaign_names_neither_host_nor_user(tmp_path: Path) -> None:
-    """In no file of its folder nor the folder's name; what the ranks wrote in logs/ aside."""
+    """In no file of its folder, what the ranks wrote included, nor in the folder's name."""
     home = tmp_path / "home" / "alicetester"
     home.mkdir(parents=True)
     broken = home / "broken.py"
     broken.write_text("STRATEGIES = {'broken': 1}\nraise ImportError('in ' + __file__)\n")
+    failing = home / "failing.py"
+    failing.write_text(FAILING)
     done = run(
         command(
-            "smoke", "--strategies", "single,broken", "--devices", "1", *TOY, "--quiet", "--anonymous",
-            "--strategy-file", str(broken),
+            "smoke", "--strategies", "single,broken,failing", "--devices", "1", *TOY, "--quiet", "--anonymous",
+            "--strategy-file", str(broken), "--strategy-file", str(failing),
         ),
         cwd=tmp_path,
         HOME=str(home),
@@ -378,13 +417,22 @@ def test_an_anonymous_campaign_names_neither_host_nor_user(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     [folder] = (tmp_path / "results").iterdir()
-    assert [(row["strategy"], row["status"]) for row in rows(folder)] == [("broken", "crashed"), ("single", "ok")]
-    reason = rows(folder)[0]["reason"]
+    found = {row["strategy"]: row for row in rows(folder)}
+    assert {name: row["status"] for name, row in found.items()} == {
+        "broken": "crashed",
+        "single": "ok",
+        "failing": "crashed",
+    }
+    reason = found["broken"]["reason"]
     assert reason == "strategy 'broken' could not be imported from ~/broken.py: ImportError: in ~/broken.py"
-    files = [path for path in folder.rglob("*") if path.is_file() and "logs" not in path.relative_to(folder).parts]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    # The logs still say what happened and where.
+    [stderr] = folder.glob("logs/*failing*/rank0.stderr.log")
+    assert 'File "~/failing.py", line 6, in build' in stderr.read_text()
     # Compressed pixels may hold any few letters by chance; what a picture says stands in its SVG twin.
     files = [path for path in files if path.suffix != ".png"]
-    assert {"runs.csv", "environment.json", "matrix.toml", "report.html"} <= {path.name for path in files}
+    names = {path.name for path in files}
+    assert {"runs.csv", "environment.json", "matrix.toml", "report.html", "spec.json", "error-0.json"} <= names
     # A host of an everyday name would be found in any text.
     host = platform.node()
     everyday = {"", "cpu", "test", "bench", "single", "main", "linux", "localhost"}

@@ -28,6 +28,7 @@ def test_two_ranks_under_torchrun_give_a_measurement(tmp_path: Path, monkeypatch
     spec(folder, save_arrays(tmp_path), store="env://", parent_pid=0).write(tmp_path / "spec.json")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", loopback_interface() or "lo")
     options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    options += ["--log-dir", str(tmp_path / "logs")]
     command = ["-m", "torch.distributed.run", *options, "-m", "bench.worker", str(tmp_path / "spec.json")]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr

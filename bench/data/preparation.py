@@ -60,10 +60,10 @@ def prepare(
 
 
 def _check(dataset: str, kind: str, seed: int) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     if dataset not in DATASET_NAMES:
         raise UserError(f"unknown dataset {dataset!r}; known: {', '.join(DATASET_NAMES)}")
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     if dataset not in ("auto", "synthetic", kind):
         fitting = "auto or synthetic" if kind == "toy" else f"auto, {kind} or synthetic"
         raise UserError(f"dataset {dataset} does not fit this workload, which takes {fitting}")
