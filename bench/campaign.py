@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.columns import RUN_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column
+from bench.columns import ROLES, RUN_COLUMNS, SCHEMA_VERSION, STATUSES, STEP_COLUMNS, Column
 from bench.csvfile import read_rows
 from bench.errors import UserError
 
@@ -18,7 +18,11 @@ _PANDAS_TYPES = {"str": "str", "int": "Int64", "float": "float64", "bool": "bool
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """The rows of a runs.csv. Raises UserError as `read_rows` does, and for a row of another schema version."""
+    """The rows of a runs.csv.
+
+    Raises UserError as `read_rows` does, and for a row of another schema version or with a status or role that the
+    suite does not write.
+    """
     rows = read_rows(path, RUN_COLUMNS)
     for number, row in enumerate(rows, start=2):
         if row["schema_version"] != SCHEMA_VERSION:
@@ -26,6 +30,9 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number}: schema version {row['schema_version']!r}, "
                 f"this version of the suite reads {SCHEMA_VERSION!r}"
             )
+        for name, known in (("status", STATUSES), ("role", ROLES)):
+            if row[name] not in known:
+                raise UserError(f"{path}, line {number}: {name} {row[name]!r} is none of {', '.join(known)}")
     return rows
 
 

@@ -247,6 +247,14 @@ def test_a_campaign_that_came_and_went_while_data_were_prepared_is_left_alone(be
     assert {path.name for path in (tmp_path / "O").iterdir()} <= {"runs.csv", "logs", ".lock"}
 
 
+@pytest.mark.parametrize("column", ["status", "role"])
+def test_a_word_that_the_suite_does_not_write_is_named(column, bench, tmp_path):
+    write_campaign(tmp_path / "O", [{**line, column: "fine"} for line in noisy_campaign(seed=0, blocks=1)])
+    code, _, err = bench("report", "O")
+    assert code == 2
+    assert err.startswith(f"bench: O/runs.csv, line 2: {column} 'fine' is none of ")
+
+
 def test_rows_of_another_schema_version_are_not_read(bench, tmp_path):
     write_campaign(tmp_path / "O", [{**line, "schema_version": "2"} for line in noisy_campaign(seed=0, blocks=1)])
     code, out, err = bench("report", "O")

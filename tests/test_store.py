@@ -28,7 +28,14 @@ from bench.store import RUNNING, Store, new_folder
 
 
 def a_run(run_id: str, **values: object) -> dict[str, object]:
-    return {"schema_version": 1, "run_id": run_id, "strategy": "ddp", "block": 0, "status": "ok"} | values
+    return {
+        "schema_version": 1,
+        "role": "measure",
+        "run_id": run_id,
+        "strategy": "ddp",
+        "block": 0,
+        "status": "ok",
+    } | values
 
 
 def a_step(run_id: str, step: int) -> dict[str, object]:
