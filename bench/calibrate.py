@@ -48,6 +48,8 @@ class Calibration:
 
 def calibrate(kind: str, *, threads: int, ranks: int) -> Calibration:
     """Measure now: some seconds on a GPU, about half a minute on a CPU. Imports torch."""
+    # As in the ranks of a run: the driver's numbering, before CUDA starts.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     import torch
 
     before = torch.get_num_threads()

@@ -1,7 +1,7 @@
 """From the rows of runs.csv to runs and cells: what summaries, flags and comparisons judge.
 
 The unit is the run: the rows of one run_id, one for each epoch, become one value. Of several attempts at one cell in
-one block the last counts. Breakdown rows never enter. Nothing here depends on the order of the rows.
+one block the last that was measured counts. Breakdown rows never enter. Nothing here depends on the order of the rows.
 """
 
 import math
@@ -20,6 +20,9 @@ from bench.statistics import median
 
 WORST_FIRST = ("invalid", "crashed", "oom", "timeout", "interrupted", "unsupported", "ok")
 """Statuses by how much a reader should worry."""
+
+MEASURED = ("ok", "invalid")
+"""Statuses of a run that came to its end. Of several attempts the last such counts, and without one the last."""
 
 PRECISION_PREFERENCE = ("fp32", "tf32", "amp-bf16", "amp-fp16")
 DEFAULT_BASELINE = "single@1"
@@ -200,12 +203,19 @@ def collect(runs: pd.DataFrame) -> list[Cell]:
 
 def _make_cell(key: Key, runs: list[Run]) -> Cell:
     latest: dict[Key, Run] = {}
-    for run in sorted(runs, key=lambda run: (sort_key([run.first("attempt")]), run.moment)):
+    for run in sorted(runs, key=lambda run: (run.status in MEASURED, sort_key([run.first("attempt")]), run.moment)):
         latest[run.pair] = run
     kept = tuple(sorted(latest.values(), key=lambda run: run.moment))
     names = sorted(name for run in kept for name in run.values("device_name"))
     factors = dict(zip((*FACTORS, "environment_id"), key, strict=True)) | {"device_name": names[0] if names else ""}
     return Cell(key, factors, kept, superseded=len(runs) - len(kept))
+
+
+def standing(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs.csv whose attempt counts, every role: for what reads rows and no cells."""
+    place = ["campaign_id", *FACTORS, "environment_id", "block"]
+    rank = runs["status"].isin(MEASURED) * 1_000_000 + runs["attempt"].fillna(1).astype("int64")
+    return runs[rank == rank.groupby([runs[name] for name in place], dropna=False).transform("max")]
 
 
 def same_setting(cell: Cell, other: Cell) -> bool:
@@ -269,7 +279,8 @@ def _work(run: Run) -> Key:
 
 def _gated_run(run: Run, references: Mapping[Key, Run]) -> Run:
     """Judge an ok run by the reference's run of its block, or by the first other of the same work."""
-    if not run.ok or is_lossy(run) or not references:
+    # One fixed batch over and over is other work than an epoch's, and the losses of two runs on it part too far.
+    if not run.ok or is_lossy(run) or run.first("data_pipeline") == "synthetic_device" or not references:
         return run
     other = references.get(run.pair) or next(iter(references.values()))
     reason = loss_gate(

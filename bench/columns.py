@@ -110,7 +110,7 @@ RUN_COLUMNS = _columns(
         "host_pss_bytes",
         "int",
         "B",
-        "memory of all ranks after the last epoch, pages that they share counted once (Linux's PSS); blank elsewhere",
+        "memory of all ranks after the last epoch, each page divided among all that share it (Linux's PSS)",
         added=True,
     ),
     Column("gradient_bytes", "int", "B", "gradients of one replica: what a step has to exchange", added=True),

@@ -92,6 +92,11 @@ def check_header(path: Path, columns: tuple[Column, ...]) -> None:
         return
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected]
+    if missing and found and not extra and all(column.added for column in columns if column.name in missing):
+        raise UserError(
+            f"{path} is of an earlier version of the suite (it lacks {', '.join(missing)}): it can be read and drawn, "
+            "but not continued; begin a new campaign"
+        )
     what = "; ".join(
         part
         for part in (

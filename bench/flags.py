@@ -84,14 +84,16 @@ def cell_flags(cell: Cell, *, interval: Interval | None = None) -> list[Flag]:
     if cell["role"] == "control" and interval is not None:
         found.append(_control(interval))
     if cell.superseded:
-        found.append(_flag("measured_again", f"{_runs(cell.superseded)} repeated, the last attempt counts"))
+        found.append(
+            _flag("measured_again", f"{_runs(cell.superseded)} repeated, the last attempt that was measured counts")
+        )
     return [flag for flag in found if flag is not None]
 
 
-def disturbance(run: Run) -> str:
-    """What outside the suite disturbed this run, in words; "" where nothing did. Its speed plays no part in it."""
+def disturbances(run: Run) -> list[Flag]:
+    """What outside the suite disturbed this run. Its speed plays no part in it."""
     checks = (_foreign_cpu, _throttle, _low_clock, _foreign_gpu)
-    return " | ".join(flag.text for check in checks if (flag := check([run])) is not None)
+    return [flag for check in checks if (flag := check([run])) is not None]
 
 
 def campaign_drift(cells: Sequence[Cell]) -> Flag | None:

@@ -254,9 +254,13 @@ def peak_rss_bytes() -> int:
 
 
 def pss_bytes() -> int | None:
-    """Memory of this process in bytes, each shared page divided by its users; None where the kernel does not say."""
+    """Memory of this process and its loader workers in bytes, each page divided among all that share it.
+
+    None where the kernel does not say.
+    """
     try:
-        return int(psutil.Process().memory_full_info().pss)
+        own = psutil.Process()
+        return sum(int(process.memory_full_info().pss) for process in (own, *own.children(recursive=True)))
     except (AttributeError, OSError, psutil.Error):
         return None
 

@@ -49,6 +49,11 @@ class Cell:
         return ";".join(f"{name}={_shown(value)}" for name, value in self.options)
 
     @property
+    def loss_is_judged(self) -> bool:
+        """Whether its losses are held against the baseline's: on one fixed batch over and over they part too far."""
+        return self.same_work and self.data_pipeline != "synthetic_device"
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """What tells this cell from all others of the matrix."""
         return (
@@ -204,8 +209,7 @@ def _plan_cell(strategy: Strategy, cell: Cell, *, device_kind: str, batch: int, 
         batch_global=batch * plan.replicas if weak else batch,
         batch_per_replica=batch if weak else batch // plan.replicas,
         uses_process_group=strategy.uses_process_group or plan.processes > 1,
-        # One fixed batch over and over is other work than the baseline's, whatever the strategy.
-        same_work=strategy.same_work and cell.data_pipeline != "synthetic_device",
+        same_work=strategy.same_work,
         warnings=_warnings(cell, device_kind),
     )
     reason = _unsupported_factors(strategy, cell, device_kind, input_shape)

@@ -133,7 +133,7 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
         if request.matrix
         else override(matrix, request.overrides)
     )
-    check_same_matrix(request.resume, matrix, asked, force=request.force)
+    check_same_matrix(request.resume, matrix, asked, recorded=facts, force=request.force)
     return asked, facts
 
 

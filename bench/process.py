@@ -89,7 +89,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or link.__context__
+        # `raise ... from None` says that what was handled has nothing to do with it.
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _own_kind(error: BaseException) -> str:

@@ -49,7 +49,7 @@ class _Lasting:
         return getattr(self._stream, name)
 
 
-def _lasting(console: Console) -> Console:
+def lasting(console: Console) -> Console:
     """The same console on such a stream: everything that rich writes goes through it, from its threads too."""
     console.file = cast(IO[str], _Lasting(console.file))
     return console
@@ -93,7 +93,7 @@ class Lines(Quiet):
     """One line when a run has ended: for logs."""
 
     def __init__(self, console: Console) -> None:
-        self._console = _lasting(console)
+        self._console = lasting(console)
         self._done = 0
         self._runs = 0
 
@@ -115,7 +115,7 @@ class Live(Quiet):
     """A bar with cell, block, step and the time left by the speed so far; results scroll above it."""
 
     def __init__(self, console: Console) -> None:
-        self._console = _lasting(console)
+        self._console = lasting(console)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),

@@ -17,6 +17,7 @@ import pandas as pd
 
 from bench import roofline
 from bench.answer import Answer, answer, is_baseline
+from bench.cells import standing
 from bench.charts import DrawResult, draw_groups
 from bench.charts.data import ChartData, load
 from bench.charts.forest import noise_floor
@@ -93,7 +94,7 @@ class Section:
     def exchange(self) -> list[dict[str, str]]:
         """Each cell's exchange of gradients against the machine's own all-reduce rate."""
         measured = roofline.calibration(self.data.environment)
-        return roofline.exchange(self.data.summary, self.data.runs, measured)
+        return roofline.exchange(self.data.summary, standing(self.data.runs), measured)
 
     @cached_property
     def flags(self) -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ from bench.campaign import read_runs
 from bench.errors import UserError
 from bench.matrix import Matrix
 from bench.planning import Cell
+from bench.repeats import is_marked
 
 RowKey = tuple[Any, ...]
 
@@ -29,8 +30,9 @@ SAME_IN_ALL_RUNS = (
 )
 """Keys of a matrix that change what a run does and that no cell names: a finished run would pass for the new one."""
 
+_RESOLVED = {"device": "device_kind", "threads_per_device": "threads_per_device", "dataset": "dataset_used"}
 _WORDS: dict[str, dict[Any, str]] = {"steps": {None: "epoch"}, "blocks": {0: "auto"}}
-_TREE = {True: "changed since that commit", False: "as committed"}
+_TREE: dict[Any, str] = {True: "changed since that commit", False: "as committed"}
 
 
 def row_key(row: Mapping[str, Any]) -> RowKey:
@@ -55,18 +57,18 @@ class Done:
 
     def __init__(self, path: Path) -> None:
         self.rows = read_runs(path) if path.exists() else []
-        self._last: dict[tuple[RowKey, int], tuple[int, str]] = {}
+        self._last: dict[tuple[RowKey, int], tuple[int, bool]] = {}
         for row in self.rows:
             place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1
-            if attempt >= self._last.get(place, (0, ""))[0]:
-                self._last[place] = (attempt, row["status"])
+            if attempt >= self._last.get(place, (0, False))[0]:
+                self._last[place] = (attempt, row["status"] != "interrupted" and not is_marked(row))
 
     def finished(self, cell: Cell, block: int) -> bool:
-        """Whether this cell has a row in this block, its last attempt other than interrupted."""
-        return self._last.get((cell.key, block), (0, "interrupted"))[1] != "interrupted"
+        """Whether this cell was measured in this block: its last attempt neither interrupted nor to be repeated."""
+        return self._last.get((cell.key, block), (0, False))[1]
 
     def next_attempt(self, cell: Cell, block: int) -> int:
-        return self._last.get((cell.key, block), (0, ""))[0] + 1
+        return self._last.get((cell.key, block), (0, False))[0] + 1
 
 
 def check_same_environment(folder: Path, environment: Mapping[str, Any], *, force: bool) -> list[str]:
@@ -76,12 +78,16 @@ def check_same_environment(folder: Path, environment: Mapping[str, Any], *, forc
         old = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"could not read {path}, so whether this is the same machine is unknown: {error}") from None
-    differences = _differences(old.get("identity", {}), environment["identity"])
-    old_commit = old.get("volatile", {}).get("git_commit", "")
+    identity, volatile = (old.get(name, {}) if isinstance(old, dict) else None for name in ("identity", "volatile"))
+    if not isinstance(identity, dict) or not isinstance(volatile, dict):
+        raise UserError(f"{path} holds no facts of a machine, so whether this is the same one is unknown")
+    differences = _differences(identity, environment["identity"])
+    old_commit = volatile.get("git_commit", "")
     new_commit = environment["volatile"].get("git_commit", "")
     if old_commit != new_commit:
         differences.append(f"commit of the suite: {old_commit or 'none'} -> {new_commit or 'none'}")
-    states = [_TREE.get(facts.get("volatile", {}).get("git_dirty"), "unknown") for facts in (old, environment)]
+    both: tuple[Mapping[str, Any], ...] = (volatile, environment["volatile"])
+    states = [_TREE.get(facts.get("git_dirty"), "unknown") for facts in both]
     if states[0] != states[1]:
         differences.append(f"files of the suite: {states[0]} -> {states[1]}")
     if differences and not force:
@@ -92,9 +98,17 @@ def check_same_environment(folder: Path, environment: Mapping[str, Any], *, forc
     return differences
 
 
-def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, force: bool) -> None:
-    """Refuse another matrix, unless forced; and even then where runs of both could not be told apart."""
-    different = [item.name for item in fields(Matrix) if getattr(begun, item.name) != getattr(asked, item.name)]
+def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, recorded: Mapping[str, Any], force: bool) -> None:
+    """Refuse another matrix, unless forced; and even then where runs of both could not be told apart.
+
+    `recorded` is what the campaign noted of itself: naming what `auto` came to is no difference.
+    """
+    different = [
+        item.name
+        for item in fields(Matrix)
+        if (new := getattr(asked, item.name)) != getattr(begun, item.name)
+        and not (getattr(begun, item.name) in ("auto", None) and new == recorded.get(_RESOLVED.get(item.name, "")))
+    ]
     mixing = [name for name in different if name in SAME_IN_ALL_RUNS]
     if not different or (force and not mixing):
         return
@@ -134,6 +148,8 @@ def check_same_strategy_files(
     recorded = begun.get("strategy_files_sha256")
     if recorded is None:
         return []
+    if not isinstance(recorded, list):
+        raise UserError(f"{folder / 'matrix.toml'}, [campaign]: strategy_files_sha256 must be a list")
     changed = [str(path) for path, found in zip(files, hashes(files), strict=True) if found not in recorded]
     if changed and not force:
         raise UserError(

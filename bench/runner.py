@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -14,23 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, machine
-from bench.cells import make_run
 from bench.csvfile import write_rows, write_text_atomically
 from bench.data import PreparedData
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
 from bench.findbatch import SEARCH_COLUMNS, Search, search, search_rows
-from bench.flags import disturbance
+from bench.flags import Flag
 from bench.interrupts import Interrupted, interruptible, undisturbed
 from bench.launch import Outcome, launch
 from bench.matrix import Matrix, to_toml
 from bench.planning import Cell, block_order
 from bench.progress import Reporter
+from bench.repeats import Repeats, marked, texts
 from bench.resume import Done, hashes
 from bench.rows import CampaignFacts, RunFacts, run_rows, step_rows
 from bench.spec import RunSpec
 from bench.stopping import Decision, decide
 from bench.store import Store
 from bench.telemetry import Telemetry
+
+Judge = Callable[[Sequence[Mapping[str, Any]]], list[Flag]]
 
 FAILED = ("invalid", "oom", "timeout", "crashed")
 
@@ -81,6 +84,7 @@ class Runner:
         self._losses: dict[tuple[Any, ...], tuple[float | None, float | None]] = {}
         self._begun = time.monotonic()
         self._left = 0
+        self._repeats = Repeats(job.matrix.repeat_disturbed, reporter.note)
 
     def run(self) -> int:
         """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
@@ -143,16 +147,19 @@ class Runner:
         self.reporter.plan(runs)
 
     def _one(self, cell: Cell, block: int, place: int) -> None:
-        """Measure a cell; again, as often as the matrix allows, while something from outside disturbed the run."""
-        attempt = self.done.next_attempt(cell, block)
-        last = attempt + self.job.matrix.repeat_disturbed
-        while disturbed := self._attempt(cell, block, place, attempt, repeatable=attempt < last):
+        """Measure a cell; again, as often as the matrix allows, where something from outside disturbed the run."""
+        first = self.done.next_attempt(cell, block)
+        causes: list[Flag] = []
+        for repeat in itertools.count():
+            judge = partial(self._repeats.judge, repeat=repeat, before=causes)
+            causes = self._attempt(cell, block, place, first + repeat, judge)
+            if not causes:
+                break
             self._plan(self._left + 1)
-            self.reporter.note(f"{cell}: measuring it again, since it was disturbed: {disturbed}")
-            attempt += 1
+            self.reporter.note(f"{cell}: measuring it again, since it was disturbed: {texts(causes)}")
 
-    def _attempt(self, cell: Cell, block: int, place: int, attempt: int, *, repeatable: bool) -> str:
-        """One run and its rows. Returns what disturbed it where it is to be repeated for that, else ""."""
+    def _attempt(self, cell: Cell, block: int, place: int, attempt: int, judge: Judge) -> list[Flag]:
+        """One run and its rows. Returns for what it is to be repeated."""
         run_id = self._run_id(cell, block, attempt)
         facts = RunFacts(run_id, block, place, attempt, _now(), {}, self._flops, self._base_losses(cell))
         spec = self._spec(cell, run_id)
@@ -174,9 +181,9 @@ class Runner:
             # From here to its row a run is not interrupted any more: it would be neither measured nor missing.
             with undisturbed():
                 recorded = True
-                disturbed = self._record(cell, facts, outcome, telemetry.result(), repeatable=repeatable)
+                causes = self._record(cell, facts, outcome, telemetry.result(), judge)
                 self._tidy(Path(spec.folder))
-                return disturbed
+                return causes
         except Interrupted as signal:
             if not recorded:
                 outcome = Outcome("interrupted", f"ended by {signal.name}")
@@ -186,22 +193,21 @@ class Runner:
             raise
 
     def _record(
-        self, cell: Cell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any], *, repeatable: bool
-    ) -> str:
+        self, cell: Cell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any], judge: Judge
+    ) -> list[Flag]:
         if outcome.measurement and outcome.measurement.flops_per_sample:
             self._flops = outcome.measurement.flops_per_sample
         facts = replace(facts, telemetry=telemetry, flops_per_sample=self._flops)
         rows = run_rows(self.job.facts, cell, facts, outcome)
-        disturbed = disturbance(make_run(rows)) if repeatable and rows[0]["status"] == "ok" else ""
-        if disturbed:
-            mark = f"disturbed and measured again ({disturbed})"
-            rows = [row | {"warnings": " | ".join(filter(None, (row["warnings"], mark)))} for row in rows]
+        causes = judge(rows)
+        if causes:
+            rows = [marked(row, causes) for row in rows]
         self.store.add(rows, step_rows(facts.run_id, outcome.measurement))
         self.store.note_idle()
         self._remember_losses(cell, rows)
         self._left -= 1
         self.reporter.end(str(cell), describe(rows))
-        return disturbed
+        return causes
 
     def find_batches(self) -> list[str]:
         """Search each cell's largest batch a replica, write batch_search.csv, and say what was found, a line a cell."""
@@ -249,12 +255,12 @@ class Runner:
         return cell.strategy == name and cell.devices == int(devices or 1) and cell.role == "measure"
 
     def _remember_losses(self, cell: Cell, rows: Sequence[dict[str, Any]]) -> None:
-        if self._is_baseline(cell) and cell.same_work and rows[0]["status"] == "ok":
+        if self._is_baseline(cell) and cell.loss_is_judged and rows[0]["status"] == "ok":
             self._losses[self._loss_key(cell)] = (rows[0]["loss_first"], rows[0]["loss_last"])
 
     def _base_losses(self, cell: Cell) -> tuple[float | None, float | None] | None:
         """Known once the baseline has run; the summary judges again with all rows at hand."""
-        return self._losses.get(self._loss_key(cell)) if cell.same_work else None
+        return self._losses.get(self._loss_key(cell)) if cell.loss_is_judged else None
 
     # -- one run's specification ---------------------------------------------------------------------------------
 

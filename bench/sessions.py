@@ -20,12 +20,12 @@ def end_sessions(ranks: Collection[int], folder: Path) -> list[int]:
     if not hasattr(os, "getsid"):
         return []
     place, ended = folder.resolve(), []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         try:
             # The number of an ended rank may be another session's by now: the variable tells them apart.
-            if os.getsid(process.pid) in ranks and _run_folder(process).is_relative_to(place):
+            if os.getsid(pid) in ranks and _run_folder(process := psutil.Process(pid)).is_relative_to(place):
                 process.kill()
-                ended.append(process.pid)
+                ended.append(pid)
         except (psutil.Error, OSError):
             continue
     return ended

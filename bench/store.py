@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,22 +76,29 @@ class Store:
         if not self._private:
             return
         for path in folder.rglob("*"):
-            if not path.is_file():
+            if path.is_symlink() or not path.is_file():
                 continue
-            compressed = path.suffix == ".gz"
-            data = path.read_bytes()
-            # What is no UTF-8 passes through as it is.
-            text = (gzip.decompress(data) if compressed else data).decode("utf-8", "surrogateescape")
-            scrubbed = self.scrub(text)
-            if scrubbed != text:
-                data = scrubbed.encode("utf-8", "surrogateescape")
-                path.write_bytes(gzip.compress(data) if compressed else data)
+            try:
+                self._scrub_file(path)
+            except (OSError, EOFError, zlib.error):
+                # What cannot be read, such as a trace that was cut short, cannot be shown to be clean.
+                path.unlink(missing_ok=True)
+
+    def _scrub_file(self, path: Path) -> None:
+        compressed = path.suffix == ".gz"
+        data = path.read_bytes()
+        # What is no UTF-8 passes through as it is.
+        text = (gzip.decompress(data) if compressed else data).decode("utf-8", "surrogateescape")
+        scrubbed = self.scrub(text)
+        if scrubbed != text:
+            data = scrubbed.encode("utf-8", "surrogateescape")
+            path.write_bytes(gzip.compress(data) if compressed else data)
 
     def check(self) -> None:
         """Raise UserError now, not after an hour, where a file here has another header."""
         for path, columns in ((self.runs, RUN_COLUMNS), (self.steps, STEP_COLUMNS)):
             # A first line that is not whole is no header yet.
-            if path.exists() and b"\n" in path.read_bytes():
+            if path.exists() and _first_line(path).endswith(b"\n"):
                 check_header(path, columns)
 
     def add(self, runs: Iterable[Row], steps: Iterable[Row]) -> None:
@@ -145,7 +153,9 @@ class Store:
             return []
         run_id, measured = rows[-1]["run_id"], rows[-1]["timed_steps"] is not None
         count = sum(1 for _ in itertools.takewhile(lambda row: row["run_id"] == run_id, reversed(rows)))
-        if not measured or count >= epochs:
+        # In a file that was sorted by hand a whole run's rows may lie apart.
+        everywhere = sum(row["run_id"] == run_id for row in rows)
+        if not measured or everywhere >= epochs or count < everywhere:
             return []
         lines = self.runs.read_bytes().splitlines(keepends=True)
         first = [number for number, line in enumerate(lines) if line.strip()][-count]
@@ -213,6 +223,11 @@ class Store:
 
     def close(self) -> None:
         self._lock.release()
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline()
 
 
 def new_folder(root: Path, *, host: str, preset: str, now: float | None = None) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.campaign import Campaign
+from bench.cells import standing
 from bench.columns import FACTORS
 from bench.errors import UserError
 
@@ -53,7 +54,8 @@ def track(folder: Path, tracker: str, *, out: Path) -> list[str]:
 
 def _cells(campaign: Campaign) -> dict[str, list[Row]]:
     """The ok rows by cell, named by the factors that vary in this campaign."""
-    rows = [row for row in campaign.run_rows if row["status"] == "ok"]
+    counts = standing(campaign.runs).index
+    rows = [row for number, row in enumerate(campaign.run_rows) if row["status"] == "ok" and number in counts]
     varying = [name for name in FACTORS if len({row[name] for row in rows}) > 1 or name in ("strategy", "devices")]
     cells: dict[str, list[Row]] = {}
     for row in rows:

@@ -21,7 +21,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<functio
 # A rank whose innermost Python frame is in one of these waits for its peers, or for a kernel that does.
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
 _SIGKILL = 9
-# How gloo, NCCL's watchdog and torch's stores say that a process group's own deadline has passed.
+# How gloo and torch's stores say that a process group's own deadline has passed.
 _GROUP_TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LIBRARIES = ("site-packages/", "dist-packages/", "lib/python")
 

@@ -111,8 +111,7 @@ class Registry:
         if entry.broken:
             raise RegistryError(f"strategy {name!r}{f' in {entry.module}' if entry.module else ''}: {entry.broken}")
         try:
-            with output_held_back():
-                module = _import_file(Path(entry.module)) if entry.is_file else importlib.import_module(entry.module)
+            module = _import_file(Path(entry.module)) if entry.is_file else importlib.import_module(entry.module)
             found = getattr(module, FILE_TABLE)[name] if entry.is_file else getattr(module, entry.attribute)
         except (Exception, SystemExit) as error:
             raise RegistryError(
@@ -131,7 +130,8 @@ def output_held_back() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # Where stdout is closed nothing can reach it.
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             kept = os.dup(1)
             stack.callback(os.close, kept)
             with Path(os.devnull).open("wb") as nowhere:

@@ -275,6 +275,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
     assert numbers_in(path) == [4]
 
 
+def test_a_file_without_them_cannot_be_continued(tmp_path):
+    older = tuple(column for column in RUN_COLUMNS if not column.added)
+    path = tmp_path / "runs.csv"
+    write_rows(path, older, [])
+    before = path.read_bytes()
+    with pytest.raises(
+        UserError, match=r"is of an earlier version of the suite \(it lacks comm_trace_seconds, .*not cont"
+    ):
+        append_rows(path, RUN_COLUMNS, [{"run_id": "r"}])
+    assert path.read_bytes() == before
+
+
 def test_columns_that_came_later_read_as_blank_in_older_files(tmp_path):
     """A file written before they were there: they are None or "", and the values beside them are where they belong."""
     added = {column.name for column in RUN_COLUMNS if column.added}

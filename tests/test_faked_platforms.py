@@ -122,7 +122,7 @@ def test_ranks_are_ended_without_sessions_or_sigkill(
 ) -> None:
     monkeypatch.delattr(owner, lacking)
     looked: list[int] = []
-    monkeypatch.setattr(sessions.psutil, "process_iter", lambda: looked.append(1) or [])
+    monkeypatch.setattr(sessions.psutil, "pids", lambda: looked.append(1) or [])
     closed: list[tuple[int, int]] = []
     context = SimpleNamespace(pids=lambda: {0: 1}, close=lambda number, timeout: closed.append((number, timeout)))
     launch._end(context, Path())

@@ -261,6 +261,18 @@ def test_a_wrapped_failure_keeps_its_kind(inner: BaseException, kind: str, expli
     assert process.classify(wrapped(wrapped(inner, explicit=True), explicit=explicit)) == kind
 
 
+def test_an_error_that_is_said_to_have_no_cause_is_one_of_its_own() -> None:
+    def fail() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except torch.OutOfMemoryError:
+            raise ValueError("the batch is no square") from None
+
+    with pytest.raises(ValueError, match="no square") as caught:
+        fail()
+    assert process.classify(caught.value) == "error"
+
+
 def test_a_ring_of_causes_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first

@@ -171,3 +171,16 @@ def test_a_broken_file_that_nobody_asks_for_is_named_and_the_run_goes_on(tmp_pat
     note, error = done.stderr.splitlines()
     assert note == f"strategy file {files['broken']} is left out: SyntaxError: '{{' was never closed (line 1)"
     assert error.startswith("bench: ddp@2")
+
+
+def test_a_command_without_a_stdout_runs(tmp_path: Path) -> None:
+    """As under a scheduler that closes it: a plug-in's prints are dropped all the same."""
+    files = write(
+        tmp_path, loud="print('a line')\nfrom strategies.single import Single\nSTRATEGIES = {'loud': Single}\n"
+    )
+    words = command("smoke", "--strategies", "loud", "--devices", "1", *TOY, "--out", str(tmp_path / "out"))
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *words, *options(*files.values()), "--quiet"]
+    done = run(shell)
+    assert done.returncode == 0, done.stderr
+    (row,) = rows(tmp_path / "out")
+    assert row["status"] == "ok"

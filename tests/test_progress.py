@@ -4,9 +4,11 @@ import errno
 import io
 
 import pytest
+from generated import noisy_campaign, write_campaign
 from rich.console import Console
 
 from bench import progress
+from bench.finish import finish
 from bench.heartbeat import Beat
 from bench.progress import Lines, Live, Quiet, duration, make_reporter
 
@@ -197,3 +199,13 @@ def test_a_bar_that_was_closed_opens_again():
         with reporter:
             assert reporter._progress.live.is_started
         assert not reporter._progress.live.is_started
+
+
+def test_a_campaign_s_exit_code_is_kept_where_nobody_can_be_told(tmp_path, monkeypatch):
+    """The table at the end goes to a stdout that is no more."""
+    folder = write_campaign(tmp_path / "c", noisy_campaign(seed=0, blocks=2))
+    stream = Closed(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    monkeypatch.setattr("sys.stdout", stream)
+    finish(folder, exit_code=1, quiet=False, json=True)
+    assert stream.tried > 0
+    assert (folder / "report.html").exists()

@@ -10,13 +10,16 @@ import pytest
 from test_rows import CELL, epoch, facts, measurement
 
 from bench import runner as runner_module
-from bench.cells import make_run
+from bench.campaign import Campaign
+from bench.cells import make_run, standing
 from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows
-from bench.flags import disturbance
+from bench.csvfile import read_rows, write_rows
+from bench.flags import disturbances
 from bench.launch import Outcome
 from bench.matrix import Group, Matrix
 from bench.progress import Quiet
+from bench.repeats import LASTING, is_marked
+from bench.resume import Done
 from bench.runner import Job, Runner
 from bench.store import Store
 from bench.summary import campaign_summary
@@ -48,11 +51,12 @@ def campaign(
     monkeypatch: pytest.MonkeyPatch,
     *readings: dict[str, Any],
     repeat: int,
+    blocks: int = 1,
     outcome: Outcome | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of one cell whose runs meet these readings; every prepared reading is used."""
     FakeTelemetry.readings = iter(readings)
-    seconds = iter(range(1, 9))
+    seconds = iter(range(1, 20))
 
     def launch(*_: Any, **__: Any) -> Outcome:
         # Each attempt is slower than the one before: the rule does not look at speed.
@@ -60,7 +64,7 @@ def campaign(
 
     monkeypatch.setattr(runner_module, "Telemetry", FakeTelemetry)
     monkeypatch.setattr(runner_module, "launch", launch)
-    matrix = Matrix("m", (Group(("ddp",), (2,)),), repeat_disturbed=repeat)
+    matrix = Matrix("m", (Group(("ddp",), (2,)),), repeat_disturbed=repeat, blocks=blocks)
     store = Store(folder)
     try:
         Runner(Job(matrix, [CELL], facts(), {}, "bench run"), store, Quiet()).run()
@@ -75,18 +79,18 @@ def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
 ) -> None:
     rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     assert [(row["attempt"], row["status"], row["timed_seconds"]) for row in rows] == [(1, "ok", 1.0), (2, "ok", 2.0)]
-    mark = "disturbed and measured again (load from other processes: up to 40 % of all cores in 1 run of 1)"
+    mark = "disturbed, to be measured again: load from other processes: up to 40 % of all cores in 1 run of 1"
     assert [mark in row["warnings"] for row in rows] == [True, False]
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
     # The last attempt counts: 1050 samples at 200 / 2 s.
     assert summary["epoch_seconds"] == pytest.approx(10.5)
-    assert summary["flags"] == "measured again: 1 run repeated, the last attempt counts"
+    assert summary["flags"] == "measured again: 1 run repeated, the last attempt that was measured counts"
 
 
 def test_it_is_repeated_no_more_than_the_matrix_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = campaign(tmp_path / "out", monkeypatch, BUSY, BUSY, BUSY, repeat=2)
     assert [row["attempt"] for row in rows] == [1, 2, 3]
-    assert ["measured again" in row["warnings"] for row in rows] == [True, True, False]
+    assert [is_marked(row) for row in rows] == [True, True, False]
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
     assert "load from other processes: up to 40 % of all cores in 1 run of 1" in summary["flags"]
 
@@ -96,6 +100,46 @@ def test_other_runs_are_measured_once(
     reading: dict[str, Any], repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(campaign(tmp_path / "out", monkeypatch, reading, repeat=repeat)) == 1
+
+
+def test_a_cause_that_repeats_do_not_help_against_is_a_fact_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three repeats that met the same cause again no run is repeated for it; for another one still."""
+    capped: dict[str, Any] = {"gpu_throttle_reasons": "sw_power_cap"}
+    rows = campaign(tmp_path / "out", monkeypatch, *[capped] * 2 * LASTING, capped, BUSY, CALM, repeat=1, blocks=5)
+    assert [(row["block"], row["attempt"]) for row in rows] == [
+        *((block, attempt) for block in range(LASTING) for attempt in (1, 2)),
+        (3, 1),
+        (4, 1),
+        (4, 2),
+    ]
+
+
+def test_a_run_that_was_to_be_repeated_is_missing_until_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill during the repeat leaves behind."""
+    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    write_rows(tmp_path / "cut.csv", RUN_COLUMNS, rows[:1])
+    assert not Done(tmp_path / "cut.csv").finished(CELL, 0)
+    assert Done(tmp_path / "out" / "runs.csv").finished(CELL, 0)
+
+
+@pytest.mark.parametrize("status", ["crashed", "interrupted"])
+def test_a_repeat_without_a_measurement_takes_nothing_away(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    blank = dict.fromkeys(("timed_seconds", "timed_samples", "samples_per_second", "epoch_seconds"))
+    write_rows(tmp_path / "out" / "runs.csv", RUN_COLUMNS, [rows[0], rows[1] | blank | {"status": status}])
+    (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
+    assert (summary["status"], summary["epoch_seconds"]) == ("ok", pytest.approx(5.25))
+    assert list(standing(Campaign(tmp_path / "out").runs)["attempt"]) == [1]
+
+
+def test_what_reads_rows_sees_the_attempt_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    campaign(tmp_path / "out", monkeypatch, BUSY, CALM, CALM, BUSY, BUSY, repeat=1, blocks=3)
+    counting = standing(Campaign(tmp_path / "out").runs)
+    assert list(zip(counting["block"], counting["attempt"], strict=True)) == [(0, 2), (1, 1), (2, 2)]
 
 
 def test_a_failed_run_is_not_repeated_for_being_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +163,6 @@ def test_a_failed_run_is_not_repeated_for_being_disturbed(tmp_path: Path, monkey
 )
 def test_what_counts_as_disturbed(reading: dict[str, Any], words: str) -> None:
     row = {"status": "ok", "reason": "", "epoch": 1, "timed_samples": 10, "timed_seconds": 1.0, **reading}
-    assert disturbance(make_run([row])).startswith(words)
-    assert bool(disturbance(make_run([row]))) == bool(words)
+    found = [cause.text for cause in disturbances(make_run([row]))]
+    assert len(found) == bool(words)
+    assert all(text.startswith(words) for text in found)

@@ -201,23 +201,38 @@ def test_runs_of_other_work_are_not_mixed_even_when_forced(tmp_path: Path, name:
     asked = replace(MATRIX, **{name: OTHER_WORK[name]}, blocks=3)
     for force in (False, True):
         with pytest.raises(UserError, match=rf"another matrix .*\({name}: .* -> {OTHER_WORK[name]}\).*told apart"):
-            check_same_matrix(tmp_path, MATRIX, asked, force=force)
+            check_same_matrix(tmp_path, MATRIX, asked, recorded={}, force=force)
 
 
 @pytest.mark.parametrize("name", SAME_WORK)
 def test_another_plan_is_refused_unless_forced(tmp_path: Path, name: str) -> None:
     asked = replace(MATRIX, **{name: SAME_WORK[name]})
-    check_same_matrix(tmp_path, MATRIX, MATRIX, force=False)
+    check_same_matrix(tmp_path, MATRIX, MATRIX, recorded={}, force=False)
     with pytest.raises(UserError, match=r"another matrix .*(other|->).*; leave them out .*, or add --force$"):
-        check_same_matrix(tmp_path, MATRIX, asked, force=False)
-    check_same_matrix(tmp_path, MATRIX, asked, force=True)
+        check_same_matrix(tmp_path, MATRIX, asked, recorded={}, force=False)
+    check_same_matrix(tmp_path, MATRIX, asked, recorded={}, force=True)
+
+
+def test_naming_what_auto_came_to_is_no_difference(tmp_path: Path) -> None:
+    recorded = {"device_kind": "cpu", "threads_per_device": 1, "dataset_used": "cifar10"}
+    asked = replace(MATRIX, device="cpu", threads_per_device=1, dataset="cifar10")
+    check_same_matrix(tmp_path, MATRIX, asked, recorded=recorded, force=False)
+    with pytest.raises(UserError, match=r"\(threads_per_device: None -> 2\)"):
+        check_same_matrix(tmp_path, MATRIX, replace(asked, threads_per_device=2), recorded=recorded, force=True)
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '{"identity": 3}', '{"volatile": null}'])
+def test_facts_of_another_shape_are_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "environment.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"environment\.json holds no facts of a machine"):
+        check_same_environment(tmp_path, {"identity": {}, "volatile": {}}, force=False)
 
 
 def test_keys_are_shown_as_a_matrix_file_has_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\(steps: epoch -> 5\)"):
-        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, steps=5), force=True)
+        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, steps=5), recorded={}, force=True)
     with pytest.raises(UserError, match=r"\(blocks: 1 -> auto\)"):
-        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, blocks=0), force=False)
+        check_same_matrix(tmp_path, MATRIX, replace(MATRIX, blocks=0), recorded={}, force=False)
 
 
 # -- the same data and strategy files ----------------------------------------------------------------------------------

@@ -258,6 +258,14 @@ def test_a_run_of_several_epochs_that_was_cut_is_no_finished_run(store: Store, c
     assert store.tidy(epochs=2) == []
 
 
+def test_a_whole_run_whose_rows_lie_apart_is_left_alone(store: Store) -> None:
+    """In a file that was sorted by hand."""
+    store.add([an_epoch("one", 1), an_epoch("two", 1), an_epoch("one", 2), an_epoch("two", 2)], [])
+    before = store.runs.read_bytes()
+    assert store.tidy(epochs=2) == []
+    assert store.runs.read_bytes() == before
+
+
 def test_two_of_three_epochs_are_set_aside_together(store: Store) -> None:
     store.add([an_epoch("one", epoch) for epoch in (1, 2, 3)], [])
     header, first, second, _ = store.runs.read_bytes().splitlines(keepends=True)
@@ -386,6 +394,17 @@ def test_files_below_a_folder_are_scrubbed(tmp_path: Path, monkeypatch: pytest.M
     assert (folder / "spec.json").read_text() == '{"folder": "~/x", "other": "/home/alice2"}'
     assert (folder / "bytes.log").read_bytes() == b"\xff\r\n of (left out)"
     assert gzip.decompress((folder / "trace.json.gz").read_bytes()) == b"(left out)"
+
+
+def test_a_trace_that_was_cut_short_does_not_stay(tmp_path: Path) -> None:
+    """It cannot be read, so it cannot be shown to hold no private word; and it must not end the campaign."""
+    (tmp_path / "logs").mkdir()
+    for name, data in {"cut": gzip.compress(b"alice" * 100)[:-9], "other": b"no gzip at all", "empty": b""}.items():
+        (tmp_path / "logs" / f"{name}.json.gz").write_bytes(data)
+    store = Store(tmp_path, private=["alice"])
+    store.scrub_files(tmp_path / "logs")
+    store.close()
+    assert {path.name for path in (tmp_path / "logs").iterdir()} <= {"empty.json.gz"}
 
 
 def test_a_home_folder_that_is_the_root_is_no_private_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_the_last_attempt_counts_and_a_flag_says_so():
     rows = [row("single", 1, 0, seconds=50.0, attempt=1), row("single", 1, 0, seconds=10.0, attempt=2)]
     found = summary_of(rows)[key("single", 1)]
     assert (found["runs_ok"], found["runs_failed"], found["epoch_seconds"]) == (1, 0, pytest.approx(10.0))
-    assert found["flags"] == "measured again: 1 run repeated, the last attempt counts"
+    assert found["flags"] == "measured again: 1 run repeated, the last attempt that was measured counts"
 
 
 @pytest.mark.parametrize(
