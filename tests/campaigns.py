@@ -41,15 +41,20 @@ def run(
     )
 
 
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    """Start in the background. SIGINT works whatever the shell that runs the tests did with it."""
+    """Start in the background. SIGINT and SIGHUP work whatever ignored them for the tests, such as nohup."""
     return subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_heed_signals,
     )
 
 

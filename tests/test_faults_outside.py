@@ -190,7 +190,7 @@ def test_a_search_for_the_largest_batch_is_ended_like_a_campaign(tmp_path: Path)
 def test_loader_workers_end_with_the_campaign_that_is_killed(tmp_path: Path) -> None:
     """Stopped ones cannot look after their parent themselves, as those busy with a sample cannot."""
     out = tmp_path / "out"
-    process = start([*hanging(tmp_path), "--data-pipeline", "loader", "--loader-workers", "2"])
+    process = start([*hanging(tmp_path), "--data-pipeline", "loader", "--loader-workers", "2"], TMPDIR=str(tmp_path))
     # A loader worker is a copy of its rank.
     found = await_ranks(out, number=2 * (1 + 2), phase="warmup")
     try:

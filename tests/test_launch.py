@@ -376,6 +376,8 @@ def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_interrupts_once(name: str) -> None:
     number = getattr(signal, name)
+    # A signal that was being ignored, as nohup has it, stays ignored.
+    found = signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     before = signal.getsignal(number)
     with interrupts.interruptible():
         with pytest.raises(interrupts.Interrupted) as caught:
@@ -383,6 +385,7 @@ def test_a_signal_interrupts_once(name: str) -> None:
         assert caught.value.name == name
         signal.raise_signal(number)  # The clean-up goes on.
     assert signal.getsignal(number) is before
+    signal.signal(number, found)
 
 
 def test_a_signal_waits_for_what_must_not_be_cut() -> None:
