@@ -9,8 +9,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bench.columns import FACTORS
@@ -62,7 +64,7 @@ class Run:
         found = self.values(column)
         return sum(found) if len(found) == len(self.rows) else None
 
-    @property
+    @cached_property
     def pair(self) -> Key:
         """What runs are paired by: the block, apart for each campaign so that pooled campaigns do not mix."""
         return (self.first("campaign_id") or "", -1 if self.first("block") is None else self.first("block"))
@@ -71,13 +73,13 @@ class Run:
     def identity(self) -> Key:
         return (self.first("campaign_id") or "", self.first("run_id") or "")
 
-    @property
+    @cached_property
     def moment(self) -> Key:
         """Orders runs by when they were measured."""
         order = [self.first(name) for name in ("utc_start", "block", "order_in_block", "attempt", "run_id")]
         return sort_key([*order, self.first("campaign_id")])
 
-    @property
+    @cached_property
     def samples_per_second(self) -> float | None:
         """timed_samples / timed_seconds, each summed over the run's epochs."""
         samples, seconds = self.total("timed_samples"), self.total("timed_seconds")
@@ -169,11 +171,19 @@ class Baseline:
         return cell["role"] == "measure" and (cell["strategy"], cell["devices"]) == (self.strategy, self.devices)
 
 
-def _plain(value: Any) -> Any:
-    """pandas' missing values as None and its scalars as Python's."""
-    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return value.item() if hasattr(value, "item") else value
+def _records(runs: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    """The rows as dictionaries of Python's own scalars, None for what is missing or not finite."""
+    columns = [_plain(runs[name]) for name in runs.columns]
+    names = [str(name) for name in runs.columns]
+    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _plain(column: "pd.Series[Any]") -> list[Any]:
+    missing = column.isna().to_numpy(dtype=bool)
+    if pd.api.types.is_float_dtype(column.dtype):
+        missing = ~np.isfinite(column.to_numpy(dtype=float, na_value=math.nan))
+    values = column.astype(object).tolist()
+    return [None if gone else value for value, gone in zip(values, missing, strict=True)] if missing.any() else values
 
 
 def make_run(rows: list[dict[str, Any]]) -> Run:
@@ -190,8 +200,7 @@ def make_run(rows: list[dict[str, Any]]) -> Run:
 def collect(runs: pd.DataFrame) -> list[Cell]:
     """The cells of a frame of runs.csv, breakdown rows left out, before any gate; sorted by their factors."""
     by_run: dict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for record in runs.to_dict("records"):
-        row = {str(name): _plain(value) for name, value in record.items()}
+    for row in _records(runs):
         if row.get("role") != "breakdown":
             by_run[(row.get("campaign_id"), row["run_id"])].append(row)
     by_cell: dict[Key, list[Run]] = defaultdict(list)
