@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.answer import is_baseline
 from bench.campaign import Campaign
 from bench.cells import Baseline, Cell, judged_cells
 from bench.columns import FACTORS, SCHEMA_VERSION
@@ -166,6 +167,8 @@ def _number(column: str, pattern: str, *, scale: float = 1.0) -> Callable[[Row],
 def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
+    if row["role"] == "measure" and is_baseline(row):
+        return f"{row['speedup']:.3f} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return f"{row['speedup']:.3f}"
     return f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"

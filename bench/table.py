@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.answer import is_baseline
 from bench.campaign import Campaign
 from bench.columns import SUMMARY_COLUMNS
 from bench.csvfile import read_rows
@@ -95,6 +96,8 @@ def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
     text = f"{row['speedup']:.2f}x"
+    if row["role"] == "measure" and is_baseline(row):
+        return f"{text} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return text
     return f"{text} [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"

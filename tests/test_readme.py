@@ -119,7 +119,7 @@ def test_the_benchmarks_are_found_by_readme_s_command() -> None:
 
 
 def test_the_table_is_the_reference_campaign_s_own() -> None:
-    """Mend with: bench export --format markdown results/reference/cpu-2-cores-epoch."""
+    """Mend with: bench export --format markdown results/reference/cpu-2-cores-blocks."""
     from bench.export import export
 
-    assert export(ROOT / "results" / "reference" / "cpu-2-cores-epoch", "markdown").strip() in README
+    assert export(ROOT / "results" / "reference" / "cpu-2-cores-blocks", "markdown").strip() in README

@@ -59,7 +59,7 @@ def test_figures_by_hand(tmp_path):
         "status",
     ]
     found = {cells[0]: cells for cells in cells_of(text)}
-    assert found["single"] == ["single", "1", "10", "100", "1.00x", "1", "100%", "", "ok"]
+    assert found["single"] == ["single", "1", "10", "100", "1.00x baseline", "1", "100%", "", "ok"]
     assert found["ddp"] == ["ddp", "2", "5", "200", "2.00x", "1", "100%", "1.50 GiB", "ok"]
     assert "One block has no spread" in text
 
