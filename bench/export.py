@@ -7,7 +7,7 @@ Everything is derived from runs.csv at the time of the export, as summary.csv is
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +200,33 @@ def _table(folder: Path) -> list[list[str]]:
 
 
 def _caption(folder: Path) -> str:
-    """The witnesses of every figure: hardware, versions and the baseline."""
+    """The witnesses of every figure: hardware, versions, what was run, the baseline and the date."""
     campaign = Campaign(folder)
     devices = ", ".join(sorted({row["device_name"] for row in campaign.run_rows if row["device_name"]}))
     torch = (campaign.environment.get("identity") or {}).get("torch")
     baselines = ", ".join(
         sorted({row["baseline"] for row in summary_rows(campaign_summary(folder)) if row["baseline"]})
     )
-    parts = [devices, f"torch {torch}" if torch else "", f"speedup over {baselines}" if baselines else ""]
+    parts = [devices, f"torch {torch}" if torch else "", *_work(campaign.run_rows)]
+    parts += [f"speedup over {baselines}" if baselines else "", _dates(campaign.run_rows)]
     return "; ".join(part for part in parts if part)
+
+
+def _work(rows: Sequence[Row]) -> list[str]:
+    """The global batches, and how much of an epoch was run."""
+    ran = [row for row in rows if row["status"] == "ok" and row["role"] != "breakdown"]
+    batches = sorted({row["batch_global"] for row in ran if row["batch_global"]})
+    whole = frozenset(bool(row["epoch_measured"]) for row in ran)
+    extent = {frozenset({True}): "whole epochs", frozenset({False}): "part of an epoch, scaled to one"}
+    return [
+        f"global batch {', '.join(map(str, batches))}" if batches else "",
+        extent.get(whole, "whole epochs, and parts scaled to one") if whole else "",
+    ]
+
+
+def _dates(rows: Sequence[Row]) -> str:
+    days = sorted({str(row["utc_start"])[:10] for row in rows if row["utc_start"]})
+    return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def _markdown(folder: Path) -> str:

@@ -69,7 +69,8 @@ def test_markdown_is_a_table_with_every_cell(folder):
     assert len({line.count("|") for line in table}) == 1
     assert "speedup [95 %]" in table[0]
     assert "memory" not in table[0]
-    assert lines[-1] == "A Processor; torch 2.14.0; speedup over single@1 fp32"
+    work = "global batch 100; whole epochs; speedup over single@1 fp32; 2026-01-01"
+    assert lines[-1] == f"A Processor; torch 2.14.0; {work}"
 
 
 def test_latex_escapes_what_latex_reads(folder):
@@ -101,3 +102,16 @@ def test_nothing_to_export_is_said(tmp_path):
 def test_an_unknown_format_lists_the_known(tmp_path):
     with pytest.raises(UserError, match=", ".join(FORMATS)):
         export(Path(tmp_path), "xml")
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ((False, False), "part of an epoch, scaled to one"),
+        ((True, True), "whole epochs"),
+        ((True, False), "whole epochs, and parts scaled to one"),
+    ],
+)
+def test_the_caption_says_how_much_was_run(measured, words, tmp_path):
+    rows = [row("single", 1, block, epoch_measured=whole) for block, whole in enumerate(measured)]
+    assert f"; {words}; " in export(write_campaign(tmp_path / "c", rows), "markdown").splitlines()[-1]
