@@ -38,7 +38,8 @@ class Answer:
 
 def is_baseline(row: Any) -> bool:
     """Whether a row of the summary is the cell that others are compared with."""
-    return bool(row["baseline"]) and row["baseline"] == f"{row['strategy']}@{row['devices']} {row['precision']}"
+    named = bool(row["baseline"]) and row["role"] == "measure"
+    return named and row["baseline"] == f"{row['strategy']}@{row['devices']} {row['precision']}"
 
 
 def name_of(row: Any, summary: pd.DataFrame) -> str:

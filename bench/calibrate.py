@@ -103,12 +103,10 @@ def _all_reduce_rank(rank: int, kind: str, ranks: int, threads: int, folder: str
     import torch
     import torch.distributed as dist
 
-    from bench.machine import loopback_interface
+    from bench.machine import loopback_variables
 
     torch.set_num_threads(threads)
-    interface = loopback_interface()
-    if interface:
-        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    os.environ |= loopback_variables()
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     store = dist.FileStore(f"{folder}/store", ranks)  # type: ignore[attr-defined]
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=ranks)

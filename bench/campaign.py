@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,6 +94,12 @@ class Campaign:
     def facts(self) -> dict[str, Any]:
         """What the runner recorded under [campaign] in matrix.toml: command, notice, threads_per_device and more."""
         return _table(self.matrix.get("campaign", {}), self.folder / "matrix.toml")
+
+
+def days(starts: Iterable[Any]) -> str:
+    """The days of ISO 8601 times, as `2026-11-29` or `2026-11-29 to 2026-11-30`; "" for none."""
+    found = sorted({str(start)[:10] for start in starts if start})
+    return "" if not found else found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def _table(value: Any, path: Path) -> dict[str, Any]:

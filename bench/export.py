@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.answer import is_baseline
-from bench.campaign import Campaign
+from bench.campaign import Campaign, days
 from bench.cells import Baseline, Cell, judged_cells
 from bench.columns import FACTORS, SCHEMA_VERSION
 from bench.errors import UserError
@@ -167,7 +167,7 @@ def _number(column: str, pattern: str, *, scale: float = 1.0) -> Callable[[Row],
 def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
-    if row["role"] == "measure" and is_baseline(row):
+    if is_baseline(row):
         return f"{row['speedup']:.3f} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return f"{row['speedup']:.3f}"
@@ -208,7 +208,7 @@ def _caption(folder: Path) -> str:
         sorted({row["baseline"] for row in summary_rows(campaign_summary(folder)) if row["baseline"]})
     )
     parts = [devices, f"torch {torch}" if torch else "", *_work(campaign.run_rows)]
-    parts += [f"speedup over {baselines}" if baselines else "", _dates(campaign.run_rows)]
+    parts += [f"speedup over {baselines}" if baselines else "", days(row["utc_start"] for row in campaign.run_rows)]
     return "; ".join(part for part in parts if part)
 
 
@@ -222,11 +222,6 @@ def _work(rows: Sequence[Row]) -> list[str]:
         f"global batch {', '.join(map(str, batches))}" if batches else "",
         extent.get(whole, "whole epochs, and parts scaled to one") if whole else "",
     ]
-
-
-def _dates(rows: Sequence[Row]) -> str:
-    days = sorted({str(row["utc_start"])[:10] for row in rows if row["utc_start"]})
-    return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def _markdown(folder: Path) -> str:

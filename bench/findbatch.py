@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.columns import Column
 from bench.launch import Outcome
 from bench.planning import Cell
+from bench.verdict import SIGKILL
 
 SEARCH_COLUMNS = (
     Column("strategy", "str", "", "registry name"),
@@ -23,8 +24,6 @@ SEARCH_COLUMNS = (
     Column("reason", "str", "", "of a try that is not ok"),
     Column("largest", "bool", "", "true for the largest batch that fits"),
 )
-
-_SIGKILL = 9  # signal.SIGKILL, which Windows lacks.
 
 TryBatch = Callable[[int], Outcome]
 
@@ -72,7 +71,7 @@ def search(try_batch: TryBatch, *, start: int, limit: int, multiple: int = 1) ->
 
 
 def _killed(outcome: Outcome) -> bool:
-    return outcome.status == "crashed" and outcome.exit_code == -_SIGKILL
+    return outcome.status == "crashed" and outcome.exit_code == -SIGKILL
 
 
 def search_rows(cell: Cell, found: Search) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from bench import heartbeat
 from bench.errors import UserError
 from bench.heartbeat import Beat
 from bench.interrupts import undisturbed
-from bench.machine import loopback_interface
+from bench.machine import loopback_variables
 from bench.sessions import RUN_VARIABLE, end_sessions
 from bench.spec import RunSpec, heartbeat_path, measurement_path, stack_path
 from bench.verdict import Frame, judge, read_stack, timeout_reason
@@ -140,10 +140,7 @@ def worker_environment(spec: RunSpec, rank: int) -> dict[str, str]:
     if spec.device_kind == "cpu":
         # torch.nn.DataParallel takes every GPU that it can see, wherever the model is.
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    interface = loopback_interface()
-    if interface:
-        variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return variables
+    return variables | loopback_variables()
 
 
 def _rank_logs(folder: Path) -> Any:

@@ -343,6 +343,12 @@ def loopback_interface(*, addresses: Mapping[str, Any] | None = None) -> str | N
     return None
 
 
+def loopback_variables() -> dict[str, str]:
+    """What keeps gloo and nccl of ranks on one machine on its loopback interface; {} where there is none."""
+    interface = loopback_interface()
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+
+
 def _nccl_matches(value: str, names: Sequence[str]) -> list[str]:
     """Interfaces that NCCL_SOCKET_IFNAME selects: a comma list of beginnings; `=` whole names; `^` all but those."""
     exclude = value.startswith("^")

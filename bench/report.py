@@ -17,7 +17,6 @@ import pandas as pd
 
 from bench import roofline
 from bench.answer import Answer, answer, is_baseline
-from bench.cells import standing
 from bench.charts import DrawResult, draw_groups
 from bench.charts.data import ChartData, load
 from bench.charts.forest import noise_floor
@@ -94,7 +93,7 @@ class Section:
     def exchange(self) -> list[dict[str, str]]:
         """Each cell's exchange of gradients against the machine's own all-reduce rate."""
         measured = roofline.calibration(self.data.environment)
-        return roofline.exchange(self.data.summary, standing(self.data.runs), measured)
+        return roofline.exchange(self.data.summary, self.data.standing_runs, measured)
 
     @cached_property
     def flags(self) -> list[dict[str, str]]:
@@ -187,7 +186,7 @@ def _number(value: Any, form: str, scale: float = 1.0) -> str:
 
 def _table_row(row: Any) -> dict[str, str]:
     status = str(row["status"])
-    interval = "baseline" if is_baseline(row) and row["role"] == "measure" else ""
+    interval = "baseline" if is_baseline(row) else ""
     if not interval and pd.notna(row["speedup_low"]) and pd.notna(row["speedup_high"]):
         interval = f"[{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
     role = " (A/A control)" if row["role"] == "control" else ""

@@ -59,14 +59,15 @@ def exchange(summary: pd.DataFrame, runs: pd.DataFrame, measured: Mapping[str, A
         if not len(headline):
             continue
         replicas = int(headline["replicas"].iloc[0])
-        moved = 2 * (replicas - 1) / replicas * int(headline["gradient_bytes"].iloc[0])
+        gradients = int(headline["gradient_bytes"].iloc[0])
+        moved = 2 * (replicas - 1) / replicas * gradients
         step = float(headline["step_seconds_median"].median())
         # A row a run: collectives' seconds of one step.
         communicating = (split["comm_trace_seconds"] / split["timed_steps"].astype("float64")).median()
         found.append(
             {
                 "cell": str(row["cell"]),
-                "gradients": f"{int(headline['gradient_bytes'].iloc[0]) / 1e6:.4g}",
+                "gradients": f"{gradients / 1e6:.4g}",
                 "least": f"{moved / limit * 1e3:.3g}",
                 "share": f"{moved / limit / step:.1%}",
                 "achieved": "" if not communicating > 0 else f"{moved / communicating / 1e9:.3g}",

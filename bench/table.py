@@ -96,7 +96,7 @@ def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
     text = f"{row['speedup']:.2f}x"
-    if row["role"] == "measure" and is_baseline(row):
+    if is_baseline(row):
         return f"{text} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return text

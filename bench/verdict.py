@@ -20,7 +20,7 @@ from bench.spec import Measurement, RankError, RunSpec, error_path, heartbeat_pa
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 # A rank whose innermost Python frame is in one of these waits for its peers, or for a kernel that does.
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
-_SIGKILL = 9
+SIGKILL = 9  # signal.SIGKILL, which Windows lacks.
 # How gloo and torch's stores say that a process group's own deadline has passed.
 _GROUP_TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LIBRARIES = ("site-packages/", "dist-packages/", "lib/python")
@@ -108,7 +108,7 @@ def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[Ran
     beats = heartbeat.read(heartbeat_path(folder))
     for rank, code in codes.items():
         if code is not None and code < 0:
-            hint = ", which is how the kernel ends a process when memory runs out" if code == -_SIGKILL else ""
+            hint = ", which is how the kernel ends a process when memory runs out" if code == -SIGKILL else ""
             return Outcome("crashed", f"rank {rank} was ended by {exit_name(code)}{hint} ({_place(beats, rank)})", code)
     for rank, code in codes.items():
         if code == 0 and not (rank < len(beats) and beats[rank].phase == "done"):

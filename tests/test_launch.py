@@ -14,7 +14,7 @@ import pytest
 import torch
 from campaigns import spec
 
-from bench import heartbeat, interrupts, launch, process
+from bench import heartbeat, interrupts, launch, machine, process
 from bench.heartbeat import PHASES, Beat, Heartbeat
 from bench.spec import Measurement, RankError, error_path, heartbeat_path, measurement_path
 from bench.verdict import Frame, exit_name, judge, read_stack, timeout_reason
@@ -320,7 +320,7 @@ def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypat
 
 
 def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "loopback_interface", lambda: "lo0")
+    monkeypatch.setattr(machine, "loopback_interface", lambda: "lo0")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     told = launch.worker_environment(spec(tmp_path, NO_DATA, threads_per_device=3), 1)
     assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")} == {
@@ -340,12 +340,12 @@ def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_ranks_of_one_machine_meet_on_loopback_whatever_is_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, preset: str | None
 ) -> None:
-    monkeypatch.setattr(launch, "loopback_interface", lambda: "lo0")
+    monkeypatch.setattr(machine, "loopback_interface", lambda: "lo0")
     monkeypatch.delenv(name, raising=False)
     if preset:
         monkeypatch.setenv(name, preset)
     assert launch.worker_environment(spec(tmp_path, NO_DATA), 1)[name] == "lo0"
-    monkeypatch.setattr(launch, "loopback_interface", lambda: None)
+    monkeypatch.setattr(machine, "loopback_interface", lambda: None)
     assert name not in launch.worker_environment(spec(tmp_path, NO_DATA), 1)
 
 

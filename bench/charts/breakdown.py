@@ -6,7 +6,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from bench.cells import standing
 from bench.charts.curves import left_for, ordered
 from bench.charts.data import ChartData
 from bench.charts.style import CARD, Skipped, caption, no_cells, sheet, shorten, styled
@@ -34,7 +33,7 @@ def epoch_table(data: ChartData) -> pd.DataFrame:
     The parts were timed over `timed_samples` and are scaled to `epoch_samples`. Exposed communication was timed as
     a share of forward and backward, so it is taken out of them here: the parts add up.
     """
-    rows = standing(data.runs)
+    rows = data.standing_runs
     runs = rows[(rows["role"] == "breakdown") & (rows["status"] == "ok")].copy()
     names = [name for name, *_ in EPOCH_PARTS]
     scale = runs["epoch_samples"].astype("float64") / runs["timed_samples"].astype("float64")
@@ -48,7 +47,7 @@ def epoch_table(data: ChartData) -> pd.DataFrame:
 def start_table(data: ChartData) -> pd.DataFrame:
     """Median seconds of each part of the start-up, a row a cell, from headline runs."""
     names = [name for name, *_ in START_PARTS]
-    rows = standing(data.runs)
+    rows = data.standing_runs
     runs = rows[(rows["role"] == "measure") & (rows["status"] == "ok")]
     runs = runs[runs[names].notna().any(axis=1)].drop_duplicates("run_id")
     return runs.groupby(KEYS)[names].median().reset_index()

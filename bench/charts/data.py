@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from bench.answer import is_baseline
-from bench.campaign import Campaign
-from bench.cells import Baseline, find_reference, judged_cells
+from bench.campaign import Campaign, days
+from bench.cells import Baseline, find_reference, judged_cells, standing
 from bench.columns import FAILED_STATUSES, SUMMARY_COLUMNS
 from bench.csvfile import read_rows
 from bench.errors import UserError
@@ -46,6 +46,11 @@ class ChartData:
     folders: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     whole: "ChartData | None" = None
+
+    @cached_property
+    def standing_runs(self) -> pd.DataFrame:
+        """The rows of `runs` whose attempt counts."""
+        return standing(self.runs)
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -121,8 +126,7 @@ class ChartData:
 
     @cached_property
     def dates(self) -> str:
-        days = sorted({str(start)[:10] for start in self.runs["utc_start"] if start})
-        return "" if not days else days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+        return days(self.runs["utc_start"])
 
     @cached_property
     def baseline(self) -> str:
