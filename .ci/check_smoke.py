@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from bench.campaign import Campaign
+from bench.results.folder import Campaign
 
 OK = {("single", 1), ("dp", 1), ("ddp_mp", 2)} | {(n, d) for n in ("ddp", "ddp_amp", "ddp_syncbn") for d in (1, 2)}
 UNSUPPORTED = {("single", 2), ("dp", 2), ("ddp_mp", 1)}

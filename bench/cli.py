@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
-from bench.interrupts import Interrupted
+from bench.run.interrupts import Interrupted
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Windows lacks some of these numbers.
@@ -112,7 +112,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Measure a matrix and end with its speedup table."""
-    from bench.prepare import Request, comma_list, command_line, parse_settings
+    from bench.run.prepare import Request, comma_list, command_line, parse_settings
 
     overrides: dict[str, Any] = {
         "strategies": comma_list(strategies, "--strategies"),
@@ -175,7 +175,7 @@ def smoke(
     json: Json = False,
 ) -> None:
     """Check that every strategy runs here: the preset `smoke`."""
-    from bench.prepare import Request, command_line
+    from bench.run.prepare import Request, command_line
 
     request = Request(
         matrix="smoke",
@@ -196,10 +196,11 @@ def _number_or_word(text: str | None) -> int | str | None:
 
 
 def _measure(request: Any, *, quiet: bool, json: bool, find_batch: bool = False) -> None:
-    from bench.finish import finish
-    from bench.prepare import prepare_job
-    from bench.progress import make_reporter
-    from bench.runner import Runner, measure, write_header
+    from bench.run.campaign import Runner, measure
+    from bench.run.job import write_header
+    from bench.run.prepare import prepare_job
+    from bench.view.finish import finish
+    from bench.view.progress import make_reporter
 
     reporter = make_reporter(quiet=quiet)
     with reporter:
@@ -224,7 +225,7 @@ def list_names(
     strategy_file: StrategyFile = None,
 ) -> None:
     """Name what can be asked for."""
-    from bench.listing import LISTS, lines
+    from bench.view.listing import LISTS, lines
 
     if what not in LISTS:
         raise UserError(f"bench list {what}: there is no such list; known are {', '.join(LISTS)}")
@@ -240,7 +241,7 @@ def doctor(
     ] = False,
 ) -> None:
     """What was found on this machine, and what follows for the presets."""
-    from bench.doctor import collect_findings, measure_rates, render
+    from bench.view.doctor import collect_findings, measure_rates, render
 
     render(collect_findings(data_root))
     if measure:
@@ -256,7 +257,7 @@ def data_prepare(
 ) -> None:
     """Find, download, check and convert a dataset before any campaign needs it."""
     from bench.data import prepare
-    from bench.progress import make_reporter
+    from bench.view.progress import make_reporter
 
     with make_reporter(quiet=False) as reporter:
         data = prepare(
@@ -277,7 +278,7 @@ def data_prepare(
 @app.command()
 def plot(folders: Folders, out: Annotated[Path | None, typer.Option(help="Where the charts go.")] = None) -> None:
     """Draw the charts of one or several campaigns from their CSV files."""
-    from bench.charts import draw_all
+    from bench.view.charts import draw_all
 
     target = out or folders[0] / "charts"
     result = draw_all(folders, target)
@@ -291,7 +292,7 @@ def plot(folders: Folders, out: Annotated[Path | None, typer.Option(help="Where 
 @app.command()
 def report(folders: Folders, out: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None) -> None:
     """Write summary, charts and report of one or several campaigns from their CSV files."""
-    from bench.finish import write_report
+    from bench.view.finish import write_report
 
     for path in write_report(folders, out or folders[0]):
         typer.echo(str(path))
@@ -308,8 +309,8 @@ def compare(
     ] = False,
 ) -> None:
     """Say for each cell whether it became faster or slower; exit 4 where one became slower or is missing."""
-    from bench.compare import compare as compare_campaigns
-    from bench.compare import render
+    from bench.results.compare import compare as compare_campaigns
+    from bench.results.compare import render
 
     comparison = compare_campaigns(base, new, margin=margin, force=force)
     typer.echo(render(comparison, format).rstrip("\n"))
@@ -322,7 +323,7 @@ def export(
     format: Annotated[str, typer.Option(help="pytest-benchmark, json, markdown or latex.")] = "markdown",
 ) -> None:
     """Print a campaign in another format."""
-    from bench.export import export as export_campaign
+    from bench.view.export import export as export_campaign
 
     typer.echo(export_campaign(folder, format).rstrip("\n"))
 
@@ -334,7 +335,7 @@ def track(
     out: Annotated[Path | None, typer.Option(help="Where the tracker's files go; default FOLDER/<tracker>.")] = None,
 ) -> None:
     """Write a campaign's rows to an experiment tracker."""
-    from bench.trackers import track as track_campaign
+    from bench.view.trackers import track as track_campaign
 
     target = out or folder / to
     for name in track_campaign(folder, to, out=target):

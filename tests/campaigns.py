@@ -124,7 +124,7 @@ def spec(folder: Path, data: Mapping[str, Any], **changes: Any) -> Any:
     """A complete RunSpec of two DDP ranks on the CPU over the arrays of `data`."""
     import dataclasses
 
-    from bench.spec import RunSpec
+    from bench.wire import RunSpec
 
     values = {
         "run_id": folder.name,

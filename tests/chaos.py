@@ -27,8 +27,8 @@ from pathlib import Path
 from campaigns import assert_none_left, command, start, toy
 from fault_strategies import PHASES, Fault, write_table
 
-from bench.columns import RUN_COLUMNS, STEP_COLUMNS
-from bench.csvfile import read_rows
+from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
+from bench.results.csvfile import read_rows
 
 WEIGHTS = {
     "none": 2,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.campaign import frame
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import write_rows
+from bench.results.columns import RUN_COLUMNS
+from bench.results.csvfile import write_rows
+from bench.results.folder import frame
 
 _BASE: dict[str, Any] = {column.name: "" if column.kind == "str" else None for column in RUN_COLUMNS} | {
     "schema_version": "1",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.columns import RUN_COLUMNS, STEP_COLUMNS
-from bench.csvfile import write_rows
+from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
+from bench.results.csvfile import write_rows
 
 NAMES = (
     ("single", "fp32"),

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from generated import noisy_campaign, write_campaign
 
-from bench import machine, runner
-from bench import prepare as preparing
 from bench.cli import main
 from bench.data import preparation
 from bench.data.download import DownloadFailed
+from bench.machine import gpus, host
+from bench.run import campaign
+from bench.run import prepare as preparing
 
 TOY = ("--workload", "toy", "--dataset", "synthetic", "--data-root", "data")
 LONG = "x" * 300
@@ -32,11 +33,11 @@ def bench(tmp_path, monkeypatch, capsys):
         raise DownloadFailed("no network here")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "launch", never)
+    monkeypatch.setattr(campaign, "launch", never)
     monkeypatch.setattr(preparation, "download", offline)
     monkeypatch.setattr(preparation.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
-    monkeypatch.setattr(machine, "query_gpus", lambda *_: ((), "no NVIDIA driver answers"))
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(gpus, "query_gpus", lambda *_: ((), "no NVIDIA driver answers"))
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["bench", *words])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import calibrate
-from bench.calibrate import Calibration
+from bench.machine import calibrate
+from bench.machine.calibrate import Calibration
 
 
 @pytest.fixture

@@ -74,8 +74,8 @@ def test_a_session_that_ends_wrongly_leaves_no_process(tmp_path: Path) -> None:
 
 def test_the_check_finds_lost_doubled_and_wrong_rows(tmp_path: Path) -> None:
     """The checks above hold only if they can fail."""
-    from bench.columns import RUN_COLUMNS, STEP_COLUMNS
-    from bench.csvfile import write_rows
+    from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
+    from bench.results.csvfile import write_rows
 
     faults = {"a": Fault("raise", 1, "build"), "b": Fault("none"), "c": Fault("kill", 0, "close")}
 

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from synthetic_campaign import Options, write_campaign
 
-from bench.charts import (
+from bench.errors import UserError
+from bench.view.charts import (
     CHARTS,
     ChartData,
     Skipped,
@@ -31,8 +32,7 @@ from bench.charts import (
     figure_trace,
     load,
 )
-from bench.charts.style import MAX_DOTS, look
-from bench.errors import UserError
+from bench.view.charts.style import MAX_DOTS, look
 
 GPU = Options(
     strategies=12,
@@ -357,8 +357,7 @@ def test_ten_thousand_runs(tmp_path: Path) -> None:
 
 
 def test_no_torch_and_no_pyplot() -> None:
-    code = (
-        "import sys, bench.charts, bench.report; print([m for m in ('torch', 'matplotlib.pyplot') if m in sys.modules])"
-    )
+    code = "import sys, bench.view.charts, bench.view.report\n"
+    code += "print([m for m in ('torch', 'matplotlib.pyplot') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

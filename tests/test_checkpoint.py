@@ -15,7 +15,7 @@ import torch
 from campaigns import TOY, command, rows, run, save_arrays, spec, toy
 
 from bench.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
-from bench.launch import launch
+from bench.run.launch import launch
 from bench.workloads.toy import Toy
 from strategies.base import Context
 from strategies.single import Single

@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.columns import FACTORS, FAILED_STATUSES, ROLES, RUN_COLUMNS, STATUSES, STEP_COLUMNS, SUMMARY_COLUMNS, names
-from bench.csvfile import (
+from bench.errors import UserError
+from bench.results.columns import (
+    FACTORS,
+    FAILED_STATUSES,
+    ROLES,
+    RUN_COLUMNS,
+    STATUSES,
+    STEP_COLUMNS,
+    SUMMARY_COLUMNS,
+    names,
+)
+from bench.results.csvfile import (
     append_rows,
     check_header,
     encode_header,
@@ -22,7 +32,6 @@ from bench.csvfile import (
     read_rows,
     write_rows,
 )
-from bench.errors import UserError
 
 TABLES = {"runs": RUN_COLUMNS, "steps": STEP_COLUMNS, "summary": SUMMARY_COLUMNS}
 KINDS = ("str", "int", "float", "bool")

@@ -7,8 +7,8 @@ import json
 import pytest
 from generated import failed, noisy_campaign, row, write_campaign
 
-from bench.compare import FORMATS, compare, render
 from bench.errors import UserError
+from bench.results.compare import FORMATS, compare, render
 
 IDENTITY = {"cpu": "A Processor", "cores": 2, "torch": "2.14.0", "strategybench": "0.1.0"}
 

@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from bench.data import DATASETS, BatchFile, DatasetSpec, PreparedData, cifar, prepare, store
+from bench.data import DATASETS, BatchFile, DatasetSpec, PreparedData, cifar, converted, prepare
 from bench.data.download import DownloadFailed, download
 from bench.errors import UserError
 
@@ -120,7 +120,7 @@ def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
 
 
-def converted(folder: Path) -> list[str]:
+def converted_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("strategybench-*"))
 
 
@@ -197,7 +197,7 @@ def test_touched_source_keeps_the_converted_files(root: Path) -> None:
     os.utime(root / FOLDER / "one", ns=(1, 1))
     assert run(root) == before
     assert before.train_inputs.stat().st_ino == inode
-    assert len(converted(root)) == 1
+    assert len(converted_names(root)) == 1
 
 
 @pytest.mark.parametrize("damage", ["shorter", "other bytes", "gone", "description"])
@@ -311,7 +311,7 @@ def test_damaged_batch_file_is_named(root: Path, dataset: str, content: bytes, r
     message = str(caught.value)
     assert message.startswith(f"{path} is damaged or no batch of Tiny: ")
     assert len(message.splitlines()) == 2
-    assert not converted(root)
+    assert not converted_names(root)
     assert not leftovers(root)
 
 
@@ -554,7 +554,7 @@ def test_interrupted_download_leaves_nothing(tmp_path: Path, server: str) -> Non
 
 def unwritable(monkeypatch: pytest.MonkeyPatch, *roots: Path) -> None:
     """Make folders read-only in the eyes of the suite; permissions would not do for a superuser."""
-    monkeypatch.setattr(store.os, "access", lambda path, mode: Path(path) not in roots)
+    monkeypatch.setattr(converted.os, "access", lambda path, mode: Path(path) not in roots)
 
 
 def test_read_only_root_sends_converted_files_to_the_cache(
@@ -600,7 +600,7 @@ def test_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(UserError, match=r"could not write the converted data to .*: No space left on device"):
         run(root)
-    assert not converted(root)
+    assert not converted_names(root)
     assert not leftovers(root)
 
 
@@ -636,7 +636,7 @@ def test_two_processes_at_once_convert_once(root: Path) -> None:
     assert results[0][0] == results[1][0]
     assert results[0][1] + results[1][1] == 1
     assert_tiny(results[0][0])
-    assert len(converted(root)) == 1
+    assert len(converted_names(root)) == 1
     assert not leftovers(root)
 
 
@@ -666,7 +666,7 @@ def test_synthetic_is_decided_by_the_seed(tmp_path: Path) -> None:
     assert run(tmp_path / "b", "synthetic", seed=1).fingerprint == first.fingerprint
     assert run(tmp_path / "a", "synthetic", seed=2).fingerprint != first.fingerprint
     assert run(tmp_path / "a", "synthetic", seed=1) == first
-    assert len(converted(tmp_path / "a")) == 2
+    assert len(converted_names(tmp_path / "a")) == 2
 
 
 def test_synthetic_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,19 +9,20 @@ import pytest
 from fake_nvml import FakeNvml, NoDriver
 from rich.console import Console
 
-from bench import doctor, machine
 from bench.data.specs import DATASETS
-from bench.doctor import Finding, TorchFacts
-from bench.machine import Machine
+from bench.machine import gpus, host
+from bench.machine.detect import Machine
+from bench.view import doctor
+from bench.view.doctor import Finding, TorchFacts
 
 FOUR_GPUS = TorchFacts(cuda_available=True, gpu_count=4, architectures=("sm_80", "sm_90"), gloo=True, nccl=True)
 
 
 @pytest.fixture(autouse=True)
 def two_quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-    monkeypatch.setattr(machine, "torch_cuda_version", lambda: "13.0")
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
+    monkeypatch.setattr(host, "cpu_quota", lambda: None)
+    monkeypatch.setattr(gpus, "torch_cuda_version", lambda: "13.0")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
@@ -76,7 +77,7 @@ def test_driver_and_torch_disagree(tmp_path: Path, change: dict[str, Any], topic
 
 
 def test_gpus_but_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "torch_cuda_version", lambda: None)
+    monkeypatch.setattr(gpus, "torch_cuda_version", lambda: None)
     facts = TorchFacts(cuda_available=False, gpu_count=0, architectures=(), gloo=True, nccl=False)
     found = find(tmp_path, nvml=FakeNvml(1), torch_facts=lambda: facts)
     assert "install a CUDA build" in found["torch build"].consequence
@@ -86,9 +87,9 @@ def test_gpus_but_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.Monke
 def test_limits_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "getloadavg", lambda: (30.0, 0.0, 0.0), raising=False)
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 2.5)
-    monkeypatch.setattr(machine, "memory_limit_bytes", lambda: 2 * 2**30)
-    monkeypatch.setattr(machine, "shared_memory_bytes", lambda: 64 * 2**20)
+    monkeypatch.setattr(host, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(host, "memory_limit_bytes", lambda: 2 * 2**30)
+    monkeypatch.setattr(host, "shared_memory_bytes", lambda: 64 * 2**20)
     found = find(tmp_path, env={"OMP_NUM_THREADS": "64", "GLOO_SOCKET_IFNAME": "nope9"})
     assert found["cores"].consequence == "62 cores are out of reach (affinity mask and cgroup quota of 2.5 cores)"
     assert "other work" in found["load average"].consequence

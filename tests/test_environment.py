@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fake_nvml import FakeNvml
 
-from bench import environment, machine
 from bench.errors import UserError
+from bench.machine import environment, gpus, host
 
 
 def test_shape() -> None:
@@ -50,7 +50,8 @@ def test_identical_machine_identical_id(monkeypatch: pytest.MonkeyPatch) -> None
 def test_another_machine_another_id(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     before = environment.collect(kind="cpu", env={})
     other: dict[str, Any] = {"cpu_name": "x", "available_cores": 999, "memory_limit_bytes": 2**50}
-    monkeypatch.setattr(machine, change, lambda: other.get(change, "1.0"))
+    owner = gpus if change == "torch_cuda_version" else host
+    monkeypatch.setattr(owner, change, lambda: other.get(change, "1.0"))
     assert environment.collect(kind="cpu", env={})["environment_id"] != before["environment_id"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from generated import failed, noisy_campaign, row, write_campaign
 
 from bench.errors import UserError
-from bench.export import FORMATS, export
+from bench.view.export import FORMATS, export
 
 IDENTITY = {"cpu": "A Processor", "cores": 2, "torch": "2.14.0", "python": "3.12.1", "architecture": "x86_64"}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.exposed import communication_seconds, is_communication, uncovered, union
+from bench.worker.trace import communication_seconds, is_communication, uncovered, union
 
 interval = st.tuples(st.integers(0, 60), st.integers(0, 60))
 

@@ -15,12 +15,15 @@ import pytest
 import torch
 from campaigns import spec
 
-from bench import interrupts, launch, machine, phases, prepare, process, sessions
 from bench.errors import UserError
-from bench.machine import Gpu, Machine
-from bench.prepare import Request, prepare_job
-from bench.progress import Quiet
-from bench.spec import stack_path
+from bench.machine import detect, host
+from bench.machine.detect import Machine
+from bench.machine.gpus import Gpu
+from bench.run import interrupts, launch, leftovers, prepare
+from bench.run.prepare import Request, prepare_job
+from bench.view.progress import Quiet
+from bench.wire import stack_path
+from bench.worker import account, parent
 
 NO_DATA = dict.fromkeys(("train_inputs", "train_targets", "test_inputs", "test_targets"), "")
 TOY = {"workload": "toy", "dataset": "synthetic", "device": "cpu", "devices": [1]}
@@ -42,19 +45,19 @@ def refusal(tmp_path: Path) -> str:
 def test_a_torch_without_gloo_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, named: str, lacking: str
 ) -> None:
-    monkeypatch.setattr(machine.platform, "system", lambda: system)
+    monkeypatch.setattr(host.platform, "system", lambda: system)
     monkeypatch.setattr(torch.distributed, lacking, lambda: False)
     assert refusal(tmp_path).startswith(f"This build of torch for {named} has no torch.distributed with gloo")
 
 
 def test_another_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.platform, "system", lambda: "Plan9")
+    monkeypatch.setattr(host.platform, "system", lambda: "Plan9")
     assert "no build for Plan9" in refusal(tmp_path)
 
 
 def test_a_gpu_that_torch_has_no_kernels_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Machine("cuda", "an old GPU", 1, 4, (Gpu(0, "GPU-0", "an old GPU", None, "1", (7, 0)),))
-    monkeypatch.setattr(machine, "detect", lambda kind: old)
+    monkeypatch.setattr(detect, "detect", lambda kind: old)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
     said = refusal(tmp_path)
     assert "7.0" in said
@@ -70,8 +73,8 @@ FOLLOWER = """
 import os, sys, threading, time
 from bench import process
 sys.platform = "darwin"
-process._FOLLOW_SECONDS = 0.02
-process.die_with_parent(os.getppid())
+parent._FOLLOW_SECONDS = 0.02
+parent.die_with_parent(os.getppid())
 for _ in range(5):
     time.sleep(0.05)
 print("alive beside its parent", flush=True)
@@ -110,7 +113,7 @@ def test_without_the_signal_no_rank_is_asked_for_its_stack(tmp_path: Path, monke
 
 def test_without_a_register_for_stacks_none_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(faulthandler, "register")
-    process.show_stack_when_asked(tmp_path, 0)
+    parent.show_stack_when_asked(tmp_path, 0)
     assert not stack_path(tmp_path, 0).exists()
 
 
@@ -122,7 +125,7 @@ def test_ranks_are_ended_without_sessions_or_sigkill(
 ) -> None:
     monkeypatch.delattr(owner, lacking)
     looked: list[int] = []
-    monkeypatch.setattr(sessions.psutil, "pids", lambda: looked.append(1) or [])
+    monkeypatch.setattr(leftovers.psutil, "pids", lambda: looked.append(1) or [])
     closed: list[tuple[int, int]] = []
     context = SimpleNamespace(pids=lambda: {0: 1}, close=lambda number, timeout: closed.append((number, timeout)))
     launch._end(context, Path())
@@ -159,9 +162,9 @@ def test_peak_memory_in_the_units_of_the_platform(
     counted = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=7))
     # None in its place makes an import fail.
     monkeypatch.setitem(sys.modules, "resource", counted if resource else None)
-    monkeypatch.setattr(phases, "psutil", SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=windows_memory)))
-    monkeypatch.setattr(phases, "sys", SimpleNamespace(platform=platform))
-    assert phases.peak_rss_bytes() == expected
+    monkeypatch.setattr(account, "psutil", SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=windows_memory)))
+    monkeypatch.setattr(account, "sys", SimpleNamespace(platform=platform))
+    assert account.peak_rss_bytes() == expected
 
 
 def windows_memory() -> SimpleNamespace:

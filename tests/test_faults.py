@@ -16,7 +16,7 @@ from campaigns import assert_none_left, by_strategy, log, rows, run, save_arrays
 from fault_strategies import PHASES, Fault, write_table
 
 from bench import heartbeat
-from bench.spec import heartbeat_path
+from bench.wire import heartbeat_path
 
 RAISING = {f"raise_{phase}_{rank}": Fault("raise", rank, phase) for phase in PHASES for rank in (0, 1)}
 FAULTS = {
@@ -332,7 +332,7 @@ def test_no_secret_reaches_a_file(campaign: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -> None:
-    from bench.launch import launch
+    from bench.run.launch import launch
 
     table = write_table(tmp_path / "faults.py", {"f": Fault("raise", rank, "evaluate")})
     arrays = save_arrays(tmp_path / "data", workload="cnn-cifar100")
@@ -362,8 +362,8 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
 def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench import launch as launching
-    from bench.launch import launch
+    from bench.run import launch as launching
+    from bench.run.launch import launch
 
     # Looked at in every poll: the group of so short a run is up for tenths of a second.
     monkeypatch.setattr(launching, "PROGRESS_SECONDS", 0.0)
@@ -423,7 +423,7 @@ def test_more_devices_than_cores_and_unequal_shards_are_refused(tmp_path: Path) 
 def test_the_disk_refuses_the_folder_of_a_run(tmp_path: Path) -> None:
     """A file stands where the run's folder should be made: as a user's mistake, in one message."""
     from bench.errors import UserError
-    from bench.launch import launch
+    from bench.run.launch import launch
 
     (tmp_path / "logs").write_text("in the way")
     with pytest.raises(UserError, match=r"could not write to .*run.*what was measured before is kept"):
@@ -432,7 +432,7 @@ def test_the_disk_refuses_the_folder_of_a_run(tmp_path: Path) -> None:
 
 def test_signals_keep_their_handlers(tmp_path: Path) -> None:
     """torch's launcher would leave handlers of its own that raise an exception nobody here expects."""
-    from bench.launch import launch
+    from bench.run.launch import launch
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before = [signal.getsignal(number) for number in numbers]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.csvfile import read_rows
-from bench.findbatch import SEARCH_COLUMNS, search
-from bench.launch import Outcome
+from bench.results.csvfile import read_rows
+from bench.run.findbatch import SEARCH_COLUMNS, search
+from bench.run.launch import Outcome
 
 STRATEGY = """
 import torch

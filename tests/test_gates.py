@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.gates import baseline_gate, run_gate
-from bench.spec import EpochMeasurement
+from bench.run.gates import baseline_gate, run_gate
+from bench.wire import EpochMeasurement
 
 
 def epoch(**changes):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from campaigns import save_arrays, spec
 
-from bench.launch import launch
-from bench.machine import loopback_interface
-from bench.spec import Measurement
+from bench.machine.network import loopback_interface
+from bench.run.launch import launch
+from bench.wire import Measurement
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="smaps is Linux's"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from generated import noisy_campaign, write_campaign
+from imports import imported
 
 import bench
 import strategies
@@ -16,22 +17,22 @@ BENCH, STRATEGIES = Path(bench.__file__).parent, Path(strategies.__file__).paren
 STARTS_AT_ONCE = (
     "bench",
     "bench.cli",
-    "bench.listing",
-    "bench.matrix",
-    "bench.campaign",
-    "bench.csvfile",
-    "bench.summary",
-    "bench.statistics",
-    "bench.compare",
-    "bench.charts",
-    "bench.report",
-    "bench.export",
-    "bench.table",
-    "bench.finish",
-    "bench.store",
-    "bench.doctor",
+    "bench.view.listing",
+    "bench.plan.matrix",
+    "bench.results.folder",
+    "bench.results.csvfile",
+    "bench.results.summary",
+    "bench.results.statistics",
+    "bench.results.compare",
+    "bench.view.charts",
+    "bench.view.report",
+    "bench.view.export",
+    "bench.view.table",
+    "bench.view.finish",
+    "bench.run.store",
+    "bench.view.doctor",
     "bench.data",
-    "bench.published",
+    "bench.results.published",
     "bench.workloads",
     "strategies",
 )
@@ -61,7 +62,7 @@ def first_that_imports_torch(*modules):
 
 
 def test_the_checker_sees_a_module_that_imports_torch():
-    assert first_that_imports_torch("bench.errors", "bench.rank", "bench.cli") == "bench.rank"
+    assert first_that_imports_torch("bench.errors", "bench.worker.rank", "bench.cli") == "bench.worker.rank"
 
 
 def test_what_lists_or_reads_results_does_not_import_torch():
@@ -107,20 +108,6 @@ def test_the_checker_sees_a_command_that_imports_torch(tmp_path):
 # -- strategies know nothing of the harness ---------------------------------------------------------------------------
 
 
-def imported(source):
-    """The dotted names that a module imports, at any depth of nesting."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add("." * node.level + (node.module or ""))
-            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module and not node.level}
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
-            names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
-    return names
-
-
 def imports_bench(source):
     return sorted(name for name in imported(source) if name.split(".")[0] == "bench")
 
@@ -129,11 +116,11 @@ def imports_bench(source):
     "planted",
     [
         "import bench",
-        "import os, bench.spec",
+        "import os, bench.wire",
         "from bench import timing",
-        "from bench.spec import RunSpec",
-        "def f():\n    if True:\n        import bench.rank as r",
-        "importlib.import_module('bench.rank')",
+        "from bench.wire import RunSpec",
+        "def f():\n    if True:\n        import bench.worker.rank as r",
+        "importlib.import_module('bench.worker.rank')",
     ],
 )
 def test_the_checker_sees_a_planted_import(planted):
@@ -221,7 +208,9 @@ def test_the_checker_sees_a_planted_test_of_the_kind(planted):
     assert strategy_kinds_asked(planted)
 
 
-@pytest.mark.parametrize("module", ["worker.py", "phases.py", "rank.py", "timing.py", "pipeline.py", "launch.py"])
+@pytest.mark.parametrize(
+    "module", ["run/launch.py", *sorted(f"worker/{path.name}" for path in (BENCH / "worker").glob("*.py"))]
+)
 def test_no_strategy_is_named_or_told_apart_where_runs_are_measured(module):
     source = (BENCH / module).read_text(encoding="utf-8")
     assert strategies_named(source) == []
@@ -229,4 +218,7 @@ def test_no_strategy_is_named_or_told_apart_where_runs_are_measured(module):
 
 
 def test_the_parts_of_a_run_wait_with_torch_until_they_need_it():
-    assert first_that_imports_torch("bench.launch", "bench.runner", "bench.prepare", "bench.resume") == ""
+    assert (
+        first_that_imports_torch("bench.run.launch", "bench.run.campaign", "bench.run.prepare", "bench.run.resume")
+        == ""
+    )

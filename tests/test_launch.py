@@ -14,10 +14,13 @@ import pytest
 import torch
 from campaigns import spec
 
-from bench import heartbeat, interrupts, launch, machine, process
+from bench import heartbeat
 from bench.heartbeat import PHASES, Beat, Heartbeat
-from bench.spec import Measurement, RankError, error_path, heartbeat_path, measurement_path
-from bench.verdict import Frame, exit_name, judge, read_stack, timeout_reason
+from bench.machine import network
+from bench.run import interrupts, launch
+from bench.run.verdict import Frame, exit_name, judge, read_stack, timeout_reason
+from bench.wire import Measurement, RankError, error_path, heartbeat_path, measurement_path
+from bench.worker import parent
 
 NO_DATA = dict.fromkeys(("train_inputs", "train_targets", "test_inputs", "test_targets"), "")
 
@@ -231,7 +234,7 @@ def test_exit_names() -> None:
     ],
 )
 def test_kinds_of_failure(error: BaseException, kind: str) -> None:
-    assert process.classify(error) == kind
+    assert parent.classify(error) == kind
 
 
 def wrapped(inner: BaseException, *, explicit: bool) -> BaseException:
@@ -257,8 +260,8 @@ def wrapped(inner: BaseException, *, explicit: bool) -> BaseException:
     ],
 )
 def test_a_wrapped_failure_keeps_its_kind(inner: BaseException, kind: str, explicit: bool) -> None:
-    assert process.classify(wrapped(inner, explicit=explicit)) == kind
-    assert process.classify(wrapped(wrapped(inner, explicit=True), explicit=explicit)) == kind
+    assert parent.classify(wrapped(inner, explicit=explicit)) == kind
+    assert parent.classify(wrapped(wrapped(inner, explicit=True), explicit=explicit)) == kind
 
 
 def test_an_error_that_is_said_to_have_no_cause_is_one_of_its_own() -> None:
@@ -270,25 +273,25 @@ def test_an_error_that_is_said_to_have_no_cause_is_one_of_its_own() -> None:
 
     with pytest.raises(ValueError, match="no square") as caught:
         fail()
-    assert process.classify(caught.value) == "error"
+    assert parent.classify(caught.value) == "error"
 
 
 def test_a_ring_of_causes_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
-    assert process.classify(first) == "error"
+    assert parent.classify(first) == "error"
 
 
 def test_a_peers_failure_that_a_strategy_wraps_does_not_hide_the_killed_rank(run) -> None:
     error = wrapped(RuntimeError("gloo: Connection closed by peer"), explicit=True)
-    process.report_failure(error, run, 0, "timed")
+    parent.report_failure(error, run, 0, "timed")
     assert judge({0: 1, 1: -9}, run).reason.startswith("rank 1 was ended by SIGKILL")
 
 
 def test_out_of_memory_names_batch_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = spec(tmp_path, NO_DATA, device_kind="cuda", devices_per_process=2, replicas=2, batch_global=512)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert process.describe(torch.OutOfMemoryError("CUDA out of memory"), "oom", gpu, 1) == (
+    assert parent.describe(torch.OutOfMemoryError("CUDA out of memory"), "oom", gpu, 1) == (
         "256 samples a replica did not fit on cuda:2 and cuda:3 of rank 1: CUDA out of memory"
     )
 
@@ -298,7 +301,7 @@ def test_an_exception_that_cannot_speak(run) -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert process.describe(Mute(), process.classify(Mute()), run, 0) == "(its message could not be made)"
+    assert parent.describe(Mute(), parent.classify(Mute()), run, 0) == "(its message could not be made)"
 
 
 def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +313,7 @@ def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypat
 
     monkeypatch.setattr(sys, "stderr", Full())
     with pytest.raises(OSError, match="No space left"):
-        process.report_failure(KeyError("x"), run, 1, "timed")
+        parent.report_failure(KeyError("x"), run, 1, "timed")
     left = RankError.read(error_path(Path(run.folder), 1))
     assert left is not None
     assert (left.rank, left.phase, str(left)) == (1, "timed", "KeyError: 'x'")
@@ -320,7 +323,7 @@ def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypat
 
 
 def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "loopback_interface", lambda: "lo0")
+    monkeypatch.setattr(network, "loopback_interface", lambda: "lo0")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     told = launch.worker_environment(spec(tmp_path, NO_DATA, threads_per_device=3), 1)
     assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")} == {
@@ -340,12 +343,12 @@ def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_ranks_of_one_machine_meet_on_loopback_whatever_is_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, preset: str | None
 ) -> None:
-    monkeypatch.setattr(machine, "loopback_interface", lambda: "lo0")
+    monkeypatch.setattr(network, "loopback_interface", lambda: "lo0")
     monkeypatch.delenv(name, raising=False)
     if preset:
         monkeypatch.setenv(name, preset)
     assert launch.worker_environment(spec(tmp_path, NO_DATA), 1)[name] == "lo0"
-    monkeypatch.setattr(machine, "loopback_interface", lambda: None)
+    monkeypatch.setattr(network, "loopback_interface", lambda: None)
     assert name not in launch.worker_environment(spec(tmp_path, NO_DATA), 1)
 
 
@@ -430,7 +433,7 @@ def test_outside_a_campaign_nothing_is_held() -> None:
 
 
 def test_a_loader_worker_s_error_is_told_in_its_own_words() -> None:
-    from bench.process import _own_words
+    from bench.worker.parent import _own_words
 
     text = (
         "Caught RuntimeError in DataLoader worker process 0.\n"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench import workloads
-from bench.loader import FixedBatch, LoaderBatches, ShardSampler
-from bench.pipeline import Samples, TrainingBatches
+from bench.worker.batches import Samples, TrainingBatches
+from bench.worker.loader import FixedBatch, LoaderBatches, ShardSampler
 
 
 def resident(*, shard: int = 0, shards: int = 1) -> TrainingBatches:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from truth_ranks import built, data
 
-from bench.phases import _count_steps, parameter_hash
+from bench.worker.account import parameter_hash
+from bench.worker.build import _count_steps
 from strategies.base import Plan
 
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from fake_nvml import FakeNvml, NoDriver
 
-from bench import machine
 from bench.errors import UserError
-from bench.machine import Gpu, Machine
+from bench.machine import detect, gpus, host, network
+from bench.machine.detect import Machine
+from bench.machine.gpus import Gpu
 
 GIB = 2**30
 
@@ -20,8 +21,8 @@ def cpu(cores: int) -> Machine:
     return Machine("cpu", "a processor", cores, cores)
 
 
-def gpus(count: int, cores: int = 16) -> Machine:
-    return Machine("cuda", "a GPU", count, cores, machine.visible_gpus(env={}, nvml=FakeNvml(count)))
+def gpu_machine(count: int, cores: int = 16) -> Machine:
+    return Machine("cuda", "a GPU", count, cores, gpus.visible_gpus(env={}, nvml=FakeNvml(count)))
 
 
 def cgroup(tmp_path: Path, line: str, files: dict[str, str]) -> dict[str, Path]:
@@ -53,7 +54,7 @@ def cgroup(tmp_path: Path, line: str, files: dict[str, str]) -> dict[str, Path]:
     ],
 )
 def test_cpu_quota(tmp_path: Path, line: str, files: dict[str, str], quota: float | None) -> None:
-    assert machine.cpu_quota(**cgroup(tmp_path, line, files)) == quota
+    assert host.cpu_quota(**cgroup(tmp_path, line, files)) == quota
 
 
 @pytest.mark.parametrize(("content", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
@@ -61,18 +62,18 @@ def test_cores_are_whole_and_at_least_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert machine.available_cores(**cgroup(tmp_path, "0::/", {"cpu.max": content})) == cores
+    assert host.available_cores(**cgroup(tmp_path, "0::/", {"cpu.max": content})) == cores
 
 
 def test_cores_never_exceed_the_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
-    assert machine.available_cores(**cgroup(tmp_path, "0::/", {"cpu.max": "400000 100000"})) == 1
+    assert host.available_cores(**cgroup(tmp_path, "0::/", {"cpu.max": "400000 100000"})) == 1
 
 
 def test_cores_without_affinity_and_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert machine.available_cores(root=tmp_path, proc=tmp_path / "absent") == 12
+    assert host.available_cores(root=tmp_path, proc=tmp_path / "absent") == 12
 
 
 @pytest.mark.parametrize(
@@ -87,20 +88,20 @@ def test_cores_without_affinity_and_cgroups(tmp_path: Path, monkeypatch: pytest.
 def test_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, files: dict[str, str], limit: int
 ) -> None:
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    assert machine.memory_limit_bytes(**cgroup(tmp_path, line, files)) == limit
+    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    assert host.memory_limit_bytes(**cgroup(tmp_path, line, files)) == limit
 
 
 def test_shared_memory(tmp_path: Path) -> None:
-    assert (machine.shared_memory_bytes(tmp_path) or 0) > 0
-    assert machine.shared_memory_bytes(tmp_path / "absent") is None
+    assert (host.shared_memory_bytes(tmp_path) or 0) > 0
+    assert host.shared_memory_bytes(tmp_path / "absent") is None
 
 
 def test_processor_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 7763\nflags: x\n")
-    assert machine.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC 7763"
-    monkeypatch.setattr(machine.platform, "processor", lambda: "arm")
-    assert machine.cpu_name(tmp_path / "absent") == "arm"
+    assert host.cpu_name(tmp_path / "cpuinfo") == "AMD EPYC 7763"
+    monkeypatch.setattr(host.platform, "processor", lambda: "arm")
+    assert host.cpu_name(tmp_path / "absent") == "arm"
 
 
 # --- GPUs ---
@@ -130,54 +131,54 @@ def test_processor_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_cuda_visible_devices(mask: str | None, indices: list[int]) -> None:
     nvml = FakeNvml(4)
     env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    assert [gpu.index for gpu in machine.visible_gpus(env=env, nvml=nvml)] == indices
+    assert [gpu.index for gpu in gpus.visible_gpus(env=env, nvml=nvml)] == indices
     assert nvml.open == 0, "nvmlInit and nvmlShutdown come in pairs"
 
 
 def test_gpu_facts() -> None:
-    assert machine.visible_gpus(env={}, nvml=FakeNvml(1)) == (
+    assert gpus.visible_gpus(env={}, nvml=FakeNvml(1)) == (
         Gpu(0, "GPU-0a0b0000-1111-2222-3333-444455556666", "NVIDIA H200", 141 * GIB, "580.65.06", (9, 0)),
     )
 
 
 def test_slices_do_not_pass_for_the_whole_gpu() -> None:
-    whole = machine.visible_gpus(env={}, nvml=FakeNvml(1, mig=True))
-    (one,) = machine.visible_gpus(env={"CUDA_VISIBLE_DEVICES": "MIG-known,MIG-other"}, nvml=FakeNvml(4, mig=True))
+    whole = gpus.visible_gpus(env={}, nvml=FakeNvml(1, mig=True))
+    (one,) = gpus.visible_gpus(env={"CUDA_VISIBLE_DEVICES": "MIG-known,MIG-other"}, nvml=FakeNvml(4, mig=True))
     assert (one.index, one.uuid, one.memory_bytes) == (2, "MIG-known", 18 * GIB)
-    assert machine.known_peak_flops(one.name, "tf32") is machine.known_peak_flops(whole[0].name, "tf32") is None
+    assert gpus.known_peak_flops(one.name, "tf32") is gpus.known_peak_flops(whole[0].name, "tf32") is None
 
 
 def test_no_driver_is_no_error() -> None:
-    assert machine.visible_gpus(env={}, nvml=NoDriver()) == ()
-    assert machine.detect("auto", env={}, nvml=NoDriver()).device_kind == "cpu"
+    assert gpus.visible_gpus(env={}, nvml=NoDriver()) == ()
+    assert detect.detect("auto", env={}, nvml=NoDriver()).device_kind == "cpu"
 
 
 def test_detect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "torch_cuda_version", lambda: "13.0")
-    found = machine.detect("auto", env={"CUDA_VISIBLE_DEVICES": "2,3"}, nvml=FakeNvml(4))
+    monkeypatch.setattr(gpus, "torch_cuda_version", lambda: "13.0")
+    found = detect.detect("auto", env={"CUDA_VISIBLE_DEVICES": "2,3"}, nvml=FakeNvml(4))
     assert (found.device_kind, found.device_name, found.device_count) == ("cuda", "NVIDIA H200", 2)
-    assert machine.detect("cuda", env={}, nvml=FakeNvml(4)).device_count == 4
-    on_cpu = machine.detect("cpu", env={}, nvml=FakeNvml(4))
+    assert detect.detect("cuda", env={}, nvml=FakeNvml(4)).device_count == 4
+    on_cpu = detect.detect("cpu", env={}, nvml=FakeNvml(4))
     assert (on_cpu.device_kind, on_cpu.device_count, on_cpu.gpus) == ("cpu", on_cpu.cores, ())
 
 
 def test_detect_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "torch_cuda_version", lambda: "13.0")
+    monkeypatch.setattr(gpus, "torch_cuda_version", lambda: "13.0")
     with pytest.raises(UserError, match=r"no NVIDIA driver answers \(NVML Shared Library Not Found\)"):
-        machine.detect("cuda", env={}, nvml=NoDriver())
+        detect.detect("cuda", env={}, nvml=NoDriver())
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='-1' hides all GPUs \(4 present\)"):
-        machine.detect("cuda", env={"CUDA_VISIBLE_DEVICES": "-1"}, nvml=FakeNvml(4))
+        detect.detect("cuda", env={"CUDA_VISIBLE_DEVICES": "-1"}, nvml=FakeNvml(4))
     with pytest.raises(UserError, match="the driver sees no GPU"):
-        machine.detect("cuda", env={}, nvml=FakeNvml(0))
+        detect.detect("cuda", env={}, nvml=FakeNvml(0))
     with pytest.raises(UserError, match="'tpu' is unknown; known are auto, cpu and cuda"):
-        machine.detect("tpu")
+        detect.detect("tpu")
 
 
 def test_a_torch_without_cuda_leaves_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "torch_cuda_version", lambda: None)
-    assert machine.detect("auto", env={}, nvml=FakeNvml(4)).device_kind == "cpu"
+    monkeypatch.setattr(gpus, "torch_cuda_version", lambda: None)
+    assert detect.detect("auto", env={}, nvml=FakeNvml(4)).device_kind == "cpu"
     with pytest.raises(UserError, match="torch is built without CUDA"):
-        machine.detect("cuda", env={}, nvml=FakeNvml(4))
+        detect.detect("cuda", env={}, nvml=FakeNvml(4))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_torch_without_cuda_leaves_the_cores(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_cuda_version_of_torch(tmp_path: Path, line: str, version: str | None) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2.14.1+cu999'\n{line}\nhip = '6.0'\n")
-    assert machine.torch_cuda_version(tmp_path / "version.py") == version
+    assert gpus.torch_cuda_version(tmp_path / "version.py") == version
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_cuda_version_of_torch(tmp_path: Path, line: str, version: str | None) -
 )
 def test_gpu_too_old_or_too_new_for_torch(capability: tuple[int, int], architectures: list[str], runs: bool) -> None:
     gpu = Gpu(0, "GPU-0", "a GPU", None, "1", capability)
-    reason = machine.unsupported_architecture(gpu, architectures)
+    reason = gpus.unsupported_architecture(gpu, architectures)
     assert (reason is None) == runs
     if reason:
         assert f"{capability[0]}.{capability[1]}" in reason
@@ -214,18 +215,18 @@ def test_gpu_too_old_or_too_new_for_torch(capability: tuple[int, int], architect
 
 
 def test_default_device_counts() -> None:
-    assert [machine.default_device_counts(cpu(cores)) for cores in (1, 2, 64)] == [[1], [1, 2], [1, 2]]
-    assert machine.default_device_counts(gpus(1)) == [1]
-    assert machine.default_device_counts(gpus(4)) == [1, 2, 4]
-    assert machine.default_device_counts(gpus(6)) == [1, 2, 4, 6]
+    assert [detect.default_device_counts(cpu(cores)) for cores in (1, 2, 64)] == [[1], [1, 2], [1, 2]]
+    assert detect.default_device_counts(gpu_machine(1)) == [1]
+    assert detect.default_device_counts(gpu_machine(4)) == [1, 2, 4]
+    assert detect.default_device_counts(gpu_machine(6)) == [1, 2, 4, 6]
 
 
 def test_threads() -> None:
-    assert machine.resolve_threads(cpu(8), [1, 2], None) == 4
-    assert machine.resolve_threads(cpu(7), [1, 2], None) == 3
-    assert machine.resolve_threads(cpu(8), [1, 2], 3) == 3
-    assert machine.resolve_threads(gpus(4, cores=16), [1, 4], None) == 4
-    assert machine.resolve_threads(gpus(8, cores=2), [8], None) == 1
+    assert detect.resolve_threads(cpu(8), [1, 2], None) == 4
+    assert detect.resolve_threads(cpu(7), [1, 2], None) == 3
+    assert detect.resolve_threads(cpu(8), [1, 2], 3) == 3
+    assert detect.resolve_threads(gpu_machine(4, cores=16), [1, 4], None) == 4
+    assert detect.resolve_threads(gpu_machine(8, cores=2), [8], None) == 1
 
 
 @pytest.mark.parametrize(
@@ -234,9 +235,9 @@ def test_threads() -> None:
         (cpu(2), [1, 4], None, "4 devices x 1 thread = 4 > 2 cores"),
         (cpu(4), [2], 3, "2 devices x 3 threads = 6 > 4 cores"),
         (cpu(1), [1], 2, "1 device x 2 threads = 2 > 1 core;"),
-        (gpus(4), [8], None, "devices 8 > 4 GPUs visible"),
-        (gpus(1), [2], None, "devices 2 > 1 GPU visible"),
-        (gpus(4), [4], 5, "4 devices x 5 threads = 20 > 16 cores"),
+        (gpu_machine(4), [8], None, "devices 8 > 4 GPUs visible"),
+        (gpu_machine(1), [2], None, "devices 2 > 1 GPU visible"),
+        (gpu_machine(4), [4], 5, "4 devices x 5 threads = 20 > 16 cores"),
         (cpu(2), [0, 1], None, "devices 0 < 1"),
         (cpu(2), [-3], None, "devices -3 < 1"),
         (cpu(2), [], None, "no device counts"),
@@ -247,12 +248,12 @@ def test_oversubscription_is_refused_with_the_arithmetic(
     found: Machine, devices: list[int], requested: int | None, message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        machine.resolve_threads(found, devices, requested)
+        detect.resolve_threads(found, devices, requested)
     assert message in str(error.value)
 
 
 def test_backend() -> None:
-    assert (machine.backend("cpu"), machine.backend("cuda")) == ("gloo", "cpu:gloo,cuda:nccl")
+    assert (detect.backend("cpu"), detect.backend("cuda")) == ("gloo", "cpu:gloo,cuda:nccl")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_backend() -> None:
     ],
 )
 def test_peaks_are_known_or_blank(name: str, precision: str, peak: float | None) -> None:
-    assert machine.known_peak_flops(name, precision) == peak
+    assert gpus.known_peak_flops(name, precision) == peak
 
 
 # --- network and platform ---
@@ -291,9 +292,9 @@ ADDRESSES = {
 
 
 def test_loopback_interface() -> None:
-    assert machine.loopback_interface(addresses=ADDRESSES) == "lo0"
-    assert machine.loopback_interface(addresses={"eth0": ADDRESSES["eth0"]}) is None
-    assert machine.loopback_interface() is not None
+    assert network.loopback_interface(addresses=ADDRESSES) == "lo0"
+    assert network.loopback_interface(addresses={"eth0": ADDRESSES["eth0"]}) is None
+    assert network.loopback_interface() is not None
 
 
 @pytest.mark.parametrize(
@@ -319,24 +320,26 @@ def test_loopback_interface() -> None:
 def test_network_interface_of_the_environment(gloo: str, nccl: str, fault: str) -> None:
     env = {"GLOO_SOCKET_IFNAME": gloo, "NCCL_SOCKET_IFNAME": nccl}
     if not fault:
-        machine.check_network_interface(env, names=["eth0", "lo"])
+        network.check_network_interface(env, names=["eth0", "lo"])
         return
     with pytest.raises(UserError) as error:
-        machine.check_network_interface(env, names=["eth0", "lo"])
+        network.check_network_interface(env, names=["eth0", "lo"])
     assert fault in str(error.value)
     assert "those that exist: eth0, lo" in str(error.value)
 
 
 def test_platforms() -> None:
     for system in ("Linux", "Darwin", "Windows"):
-        assert machine.unsupported_platform_reason(system=system) is None
-    reason = machine.unsupported_platform_reason(system="Darwin", has_gloo=False)
+        assert host.unsupported_platform_reason(system=system) is None
+    reason = host.unsupported_platform_reason(system="Darwin", has_gloo=False)
     assert reason is not None
     assert "macOS" in reason
-    assert "FreeBSD" in (machine.unsupported_platform_reason(system="FreeBSD") or "")
+    assert "FreeBSD" in (host.unsupported_platform_reason(system="FreeBSD") or "")
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, bench.machine, bench.environment, bench.telemetry, bench.doctor; print('torch' in sys.modules)"
+    modules = ("detect", "gpus", "host", "network", "environment", "telemetry", "calibrate")
+    code = f"import sys, bench.view.doctor, {', '.join(f'bench.machine.{module}' for module in modules)}\n"
+    code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

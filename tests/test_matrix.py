@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
-from bench.matrix import (
+from bench.plan.matrix import (
     COMPILE_MODES,
     DATA_PIPELINES,
     DATASETS,
@@ -26,8 +26,8 @@ from bench.matrix import (
     override,
     parse_matrix,
     preset_names,
-    to_toml,
 )
+from bench.plan.toml import to_toml
 from bench.workloads import WORKLOADS
 from strategies import BUILT_IN
 

@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import hflip, normalize, to_tensor
 
 from bench import workloads
-from bench.pipeline import Samples, TrainingBatches, epoch_order, evaluation_batches
+from bench.worker.batches import Samples, TrainingBatches, epoch_order, evaluation_batches
 
 COUNT = 101
 BATCH = 12

@@ -8,9 +8,10 @@ from scipy import stats
 
 from bench import workloads
 from bench.errors import UserError
-from bench.machine import Gpu, Machine
-from bench.matrix import Group, Matrix, load_matrix
-from bench.planning import block_order, check_baseline, device_counts, plan_cells
+from bench.machine.detect import Machine
+from bench.machine.gpus import Gpu
+from bench.plan.cells import block_order, check_baseline, device_counts, plan_cells
+from bench.plan.matrix import Group, Matrix, load_matrix
 from strategies import BUILT_IN, Registry
 
 SIX = ("single", "dp", "ddp", "ddp_amp", "ddp_syncbn", "ddp_mp")

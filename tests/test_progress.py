@@ -7,10 +7,11 @@ import pytest
 from generated import noisy_campaign, write_campaign
 from rich.console import Console
 
-from bench import progress
-from bench.finish import finish
 from bench.heartbeat import Beat
-from bench.progress import Lines, Live, Quiet, duration, make_reporter
+from bench.run.reporter import duration
+from bench.view import progress
+from bench.view.finish import finish
+from bench.view.progress import Lines, Live, Quiet, make_reporter
 
 
 def console(*, terminal=False):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UserError
-from bench.published import PUBLISHED_COLUMNS, load_published
+from bench.results.published import PUBLISHED_COLUMNS, load_published
 
 BLANK_ALLOWED = {"batch_global", "test_accuracy"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.matrix import parse_matrix
+from bench.plan.matrix import parse_matrix
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ def test_every_linked_file_exists() -> None:
 
 
 def test_every_strategy_and_preset_is_described() -> None:
-    from bench.matrix import preset_names
+    from bench.plan.matrix import preset_names
     from strategies import BUILT_IN
 
     for name in [entry.name for entry in BUILT_IN] + preset_names():
@@ -120,6 +120,6 @@ def test_the_benchmarks_are_found_by_readme_s_command() -> None:
 
 def test_the_table_is_the_reference_campaign_s_own() -> None:
     """Mend with: bench export --format markdown results/reference/cpu-2-cores-blocks."""
-    from bench.export import export
+    from bench.view.export import export
 
     assert export(ROOT / "results" / "reference" / "cpu-2-cores-blocks", "markdown").strip() in README

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import strategies
-from bench.listing import LISTS, lines
+from bench.view.listing import LISTS, lines
 from strategies import BUILT_IN, Registry, RegistryError
 from strategies.base import Plan, Strategy
 from strategies.ddp import DDP
@@ -148,7 +148,7 @@ def test_every_list_has_lines_without_trailing_blanks(what):
 
 def test_listing_strategies_imports_no_torch_and_no_strategy():
     program = (
-        "import sys; from bench.listing import lines; list(lines('strategies'));"
+        "import sys; from bench.view.listing import lines; list(lines('strategies'));"
         "print(sorted(name for name in sys.modules if name == 'torch' or name.startswith('strategies.')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 from test_rows import CELL, epoch, facts, measurement
 
-from bench import runner as runner_module
-from bench.campaign import Campaign
-from bench.cells import make_run, standing
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import read_rows, write_rows
-from bench.flags import disturbances
-from bench.launch import Outcome
-from bench.matrix import Group, Matrix
-from bench.progress import Quiet
-from bench.repeats import LASTING, is_marked
-from bench.resume import Done
-from bench.runner import Job, Runner
-from bench.store import Store
-from bench.summary import campaign_summary
+from bench.plan.matrix import Group, Matrix
+from bench.results.cells import make_run, standing
+from bench.results.columns import RUN_COLUMNS
+from bench.results.csvfile import read_rows, write_rows
+from bench.results.flags import disturbances
+from bench.results.folder import Campaign
+from bench.results.summary import campaign_summary
+from bench.run import campaign
+from bench.run.campaign import Runner
+from bench.run.job import Job
+from bench.run.launch import Outcome
+from bench.run.repeats import LASTING, is_marked
+from bench.run.resume import Done
+from bench.run.store import Store
+from bench.view.progress import Quiet
 
 CALM: dict[str, Any] = {"foreign_cpu_fraction": 0.01}
 BUSY: dict[str, Any] = {"foreign_cpu_fraction": 0.4}
@@ -46,7 +47,7 @@ class FakeTelemetry:
         return next(self.readings)
 
 
-def campaign(
+def disturbed_campaign(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     *readings: dict[str, Any],
@@ -62,8 +63,8 @@ def campaign(
         # Each attempt is slower than the one before: the rule does not look at speed.
         return outcome or Outcome("ok", measurement=measurement(epoch(timed_seconds=[float(next(seconds))] * 2)))
 
-    monkeypatch.setattr(runner_module, "Telemetry", FakeTelemetry)
-    monkeypatch.setattr(runner_module, "launch", launch)
+    monkeypatch.setattr(campaign, "Telemetry", FakeTelemetry)
+    monkeypatch.setattr(campaign, "launch", launch)
     matrix = Matrix("m", (Group(("ddp",), (2,)),), repeat_disturbed=repeat, blocks=blocks)
     store = Store(folder)
     try:
@@ -77,7 +78,7 @@ def campaign(
 def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     assert [(row["attempt"], row["status"], row["timed_seconds"]) for row in rows] == [(1, "ok", 1.0), (2, "ok", 2.0)]
     mark = "disturbed, to be measured again: load from other processes: up to 40 % of all cores in 1 run of 1"
     assert [mark in row["warnings"] for row in rows] == [True, False]
@@ -88,7 +89,7 @@ def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
 
 
 def test_it_is_repeated_no_more_than_the_matrix_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = campaign(tmp_path / "out", monkeypatch, BUSY, BUSY, BUSY, repeat=2)
+    rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, BUSY, BUSY, repeat=2)
     assert [row["attempt"] for row in rows] == [1, 2, 3]
     assert [is_marked(row) for row in rows] == [True, True, False]
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
@@ -99,7 +100,7 @@ def test_it_is_repeated_no_more_than_the_matrix_says(tmp_path: Path, monkeypatch
 def test_other_runs_are_measured_once(
     reading: dict[str, Any], repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(campaign(tmp_path / "out", monkeypatch, reading, repeat=repeat)) == 1
+    assert len(disturbed_campaign(tmp_path / "out", monkeypatch, reading, repeat=repeat)) == 1
 
 
 def test_a_cause_that_repeats_do_not_help_against_is_a_fact_of_the_machine(
@@ -107,7 +108,9 @@ def test_a_cause_that_repeats_do_not_help_against_is_a_fact_of_the_machine(
 ) -> None:
     """After three repeats that met the same cause again no run is repeated for it; for another one still."""
     capped: dict[str, Any] = {"gpu_throttle_reasons": "sw_power_cap"}
-    rows = campaign(tmp_path / "out", monkeypatch, *[capped] * 2 * LASTING, capped, BUSY, CALM, repeat=1, blocks=5)
+    rows = disturbed_campaign(
+        tmp_path / "out", monkeypatch, *[capped] * 2 * LASTING, capped, BUSY, CALM, repeat=1, blocks=5
+    )
     assert [(row["block"], row["attempt"]) for row in rows] == [
         *((block, attempt) for block in range(LASTING) for attempt in (1, 2)),
         (3, 1),
@@ -118,7 +121,7 @@ def test_a_cause_that_repeats_do_not_help_against_is_a_fact_of_the_machine(
 
 def test_a_run_that_was_to_be_repeated_is_missing_until_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill during the repeat leaves behind."""
-    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     write_rows(tmp_path / "cut.csv", RUN_COLUMNS, rows[:1])
     assert not Done(tmp_path / "cut.csv").finished(CELL, 0)
     assert Done(tmp_path / "out" / "runs.csv").finished(CELL, 0)
@@ -128,7 +131,7 @@ def test_a_run_that_was_to_be_repeated_is_missing_until_it_was(tmp_path: Path, m
 def test_a_repeat_without_a_measurement_takes_nothing_away(
     status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
+    rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     blank = dict.fromkeys(("timed_seconds", "timed_samples", "samples_per_second", "epoch_seconds"))
     write_rows(tmp_path / "out" / "runs.csv", RUN_COLUMNS, [rows[0], rows[1] | blank | {"status": status}])
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
@@ -137,13 +140,15 @@ def test_a_repeat_without_a_measurement_takes_nothing_away(
 
 
 def test_what_reads_rows_sees_the_attempt_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    campaign(tmp_path / "out", monkeypatch, BUSY, CALM, CALM, BUSY, BUSY, repeat=1, blocks=3)
+    disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, CALM, BUSY, BUSY, repeat=1, blocks=3)
     counting = standing(Campaign(tmp_path / "out").runs)
     assert list(zip(counting["block"], counting["attempt"], strict=True)) == [(0, 2), (1, 1), (2, 2)]
 
 
 def test_a_failed_run_is_not_repeated_for_being_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = campaign(tmp_path / "out", monkeypatch, BUSY, repeat=3, outcome=Outcome("crashed", "its own words"))
+    (row,) = disturbed_campaign(
+        tmp_path / "out", monkeypatch, BUSY, repeat=3, outcome=Outcome("crashed", "its own words")
+    )
     assert (row["status"], row["warnings"]) == ("crashed", "")
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from synthetic_campaign import Options, write_campaign
 
-from bench.answer import Answer, answer
-from bench.campaign import frame
-from bench.columns import RUN_COLUMNS, SUMMARY_COLUMNS
-from bench.csvfile import read_rows, write_rows
 from bench.errors import UserError
-from bench.report import build_report, markdown_code, markdown_text
+from bench.results.columns import RUN_COLUMNS, SUMMARY_COLUMNS
+from bench.results.csvfile import read_rows, write_rows
+from bench.results.folder import frame
+from bench.results.recommend import Answer, answer
+from bench.view.report import build_report, markdown_code, markdown_text
 
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(2)> | [x](javascript:alert(3)) `a` **b** {{ 7*7 }} \"'&"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from synthetic_campaign import Options, write_campaign
 
-from bench.report import build_report
+from bench.view.report import build_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed (apt-get install chromium)")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.listing import columns_markdown
+from bench.view.listing import columns_markdown
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 def test_the_table_of_columns_is_the_code_s_own() -> None:
-    """Mend with: python -c 'from bench.listing import columns_markdown; print(columns_markdown())'."""
+    """Mend with: python -c 'from bench.view.listing import columns_markdown; print(columns_markdown())'."""
     assert columns_markdown() in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 

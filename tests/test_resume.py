@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.columns import RUN_COLUMNS, SCHEMA_VERSION
-from bench.csvfile import write_rows
 from bench.data import prepare
 from bench.errors import UserError
-from bench.matrix import Group, Matrix
-from bench.planning import Cell
-from bench.prepare import Request, _as_begun, _check_same_data
-from bench.resume import Done, check_same_environment, check_same_matrix, check_same_strategy_files
-from bench.store import Store
+from bench.plan.cells import PlannedCell
+from bench.plan.matrix import Group, Matrix
+from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION
+from bench.results.csvfile import write_rows
+from bench.run.prepare import Request, _as_begun, _check_same_data
+from bench.run.resume import Done, check_same_environment, check_same_matrix, check_same_strategy_files
+from bench.run.store import Store
 
-CELL = Cell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 5),), 1, batch_global=16)
+CELL = PlannedCell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 5),), 1, batch_global=16)
 
 
-def row_of(cell: Cell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
+def row_of(cell: PlannedCell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "strategy": cell.strategy,

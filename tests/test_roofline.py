@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from bench.roofline import arithmetic, calibration, exchange
+from bench.results.limits import arithmetic, calibration, exchange
 
 CELL = {"series": "ddp", "devices": 4, "scaling": "strong", "cell": "ddp 4", "role": "measure", "status": "ok"}
 RUN = {

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.columns import RUN_COLUMNS, STATUSES, STEP_COLUMNS, names
-from bench.csvfile import encode_rows, read_rows, write_rows
 from bench.data import PreparedData
-from bench.launch import Outcome
-from bench.machine import Machine
-from bench.planning import Cell
-from bench.rows import CampaignFacts, RunFacts, percentile, run_rows, step_maxima, step_rows, throughput
-from bench.spec import EpochMeasurement, Measurement
+from bench.machine.detect import Machine
+from bench.plan.cells import PlannedCell
+from bench.results.columns import RUN_COLUMNS, STATUSES, STEP_COLUMNS, names
+from bench.results.csvfile import encode_rows, read_rows, write_rows
+from bench.run.launch import Outcome
+from bench.run.rows import CampaignFacts, RunFacts, percentile, run_rows, step_maxima, step_rows, throughput
+from bench.wire import EpochMeasurement, Measurement
 
-CELL = Cell(
+CELL = PlannedCell(
     "ddp",
     2,
     "strong",
@@ -216,7 +216,7 @@ def test_breakdown_times_are_maxima_over_ranks():
 
 
 def test_an_unsupported_cell_has_a_row_with_its_reason_and_blanks():
-    cell = Cell("dp", 2, "strong", "fp32", "contiguous", "off", (), 1, status="unsupported", reason="why")
+    cell = PlannedCell("dp", 2, "strong", "fp32", "contiguous", "off", (), 1, status="unsupported", reason="why")
     (row,) = run_rows(facts(), cell, RUN, Outcome("unsupported", "why"))
     assert (row["strategy"], row["devices"], row["status"], row["reason"]) == ("dp", 2, "unsupported", "why")
     figures = ("samples_per_second", "epoch_seconds", "timed_seconds", "loss_first", "test_accuracy", "processes")

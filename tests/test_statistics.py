@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.flags import _control
-from bench.statistics import (
+from bench.results.flags import _control
+from bench.results.statistics import (
     blocks_needed,
     coefficient_of_variation,
     drift,

@@ -8,8 +8,8 @@ import pytest
 from generated import failed, row, write_campaign
 from scipy import stats
 
-from bench.matrix import Group, Matrix
-from bench.stopping import Decision, decide, half_width
+from bench.plan.matrix import Group, Matrix
+from bench.run.stopping import Decision, decide, half_width
 
 AUTO = Matrix("m", (Group(),), blocks=0)
 PATTERN = (1.0, -1.0, 0.5, -0.5, 0.0)

@@ -21,10 +21,10 @@ from campaigns import TOY, command, rows, run, toy
 from fault_strategies import Fault, write_table
 from generated import noisy_campaign, write_campaign
 
-from bench.columns import RUN_COLUMNS, STEP_COLUMNS, names
-from bench.csvfile import append_rows, encode_header, encode_rows, read_rows
 from bench.errors import UserError
-from bench.store import RUNNING, Store, new_folder
+from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS, names
+from bench.results.csvfile import append_rows, encode_header, encode_rows, read_rows
+from bench.run.store import RUNNING, Store, new_folder
 
 
 def a_run(run_id: str, **values: object) -> dict[str, object]:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from bench import phases
-from bench import rank as rank_module
-from bench.machine import backend
-from bench.rank import Rank
-from bench.timing import BreakdownTimer, ClockTimer, EventTimer
+from bench.machine.detect import backend
+from bench.worker import build
+from bench.worker import rank as rank_module
+from bench.worker.rank import Rank
+from bench.worker.state import make_timer
+from bench.worker.timing import BreakdownTimer, ClockTimer, EventTimer
 from strategies import BUILT_IN, Registry
 from strategies.base import Context
 from strategies.sync_batch_norm import SyncBatchNorm
@@ -206,7 +207,7 @@ def numerics():
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("amp-bf16", True)])
 @pytest.mark.usefixtures("numerics")
 def test_fp32_is_ieee_everywhere_and_tf32_is_asked_for(precision, allowed):
-    phases.set_numerics(precision)
+    build.set_numerics(precision)
     assert torch.backends.cuda.matmul.allow_tf32 is allowed
     assert torch.backends.cudnn.allow_tf32 is allowed
     assert torch.backends.cudnn.benchmark is True
@@ -310,4 +311,4 @@ def test_under_torchrun_the_group_takes_its_place_from_the_environment(cuda, mon
 def test_the_timer_suits_the_device(devices, breakdown, kind):
     rank = SimpleNamespace(devices=devices, synchronize=None, barrier=None)
     run = SimpleNamespace(rank=rank, spec=SimpleNamespace(breakdown=breakdown))
-    assert type(phases.make_timer(run)) is kind
+    assert type(make_timer(run)) is kind

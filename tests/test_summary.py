@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from generated import failed, noisy_campaign, row, table, write_campaign
 
-from bench.cells import judged_cells
-from bench.columns import SUMMARY_COLUMNS, names
-from bench.csvfile import read_rows
 from bench.errors import UserError
-from bench.flags import ADVICE, cell_flags, key_of, what_to_do
-from bench.lossgate import loss_gate
-from bench.summary import check_baseline, pair_log_ratios, summarise, write_summary
+from bench.results.cells import judged_cells
+from bench.results.columns import SUMMARY_COLUMNS, names
+from bench.results.csvfile import read_rows
+from bench.results.flags import ADVICE, cell_flags, key_of, what_to_do
+from bench.results.lossgate import loss_gate
+from bench.results.summary import check_baseline, pair_log_ratios, summarise, write_summary
 
 
 def summary_of(rows, **options):
@@ -295,7 +295,7 @@ def flags_of(rows):
 
 
 def _default():
-    from bench.cells import Baseline
+    from bench.results.cells import Baseline
 
     return Baseline.parse(None)
 

@@ -9,10 +9,10 @@ from generated import failed, row, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.campaign import Campaign
-from bench.columns import RUN_COLUMNS, SUMMARY_COLUMNS
-from bench.csvfile import read_rows, write_rows
-from bench.summary import summarise, write_summary
+from bench.results.columns import RUN_COLUMNS, SUMMARY_COLUMNS
+from bench.results.csvfile import read_rows, write_rows
+from bench.results.folder import Campaign
+from bench.results.summary import summarise, write_summary
 
 CELLS = [
     ("single", 1, {}),

@@ -8,8 +8,8 @@ import pytest
 from generated import failed, noisy_campaign, row, write_campaign
 from rich.console import Console
 
-from bench.summary import write_summary
-from bench.table import document, print_table
+from bench.results.summary import write_summary
+from bench.view.table import document, print_table
 
 
 def rendered(folder, rows, *, terminal=False, width=200, matrix=""):
@@ -149,6 +149,6 @@ def test_the_document_is_one_line_with_all_cells(tmp_path):
 
 
 def test_figures_are_written_without_powers_of_ten() -> None:
-    from bench.table import _figure
+    from bench.view.table import _figure
 
     assert [_figure(value) for value in (0.0899912, 501.44, 45514.7, None)] == ["0.08999", "501.4", "45,515", ""]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fake_nvml import FakeNvml, NoDriver, NVMLError
 
-from bench import telemetry
-from bench.columns import RUN_COLUMNS, names
-from bench.telemetry import CpuProbe, GpuProbe, Telemetry
+from bench.machine import telemetry
+from bench.machine.telemetry import CpuProbe, GpuProbe, Telemetry
+from bench.results.columns import RUN_COLUMNS, names
 
 MachineTimes = namedtuple("MachineTimes", "user system idle iowait steal guest")
 ProcessTimes = namedtuple("ProcessTimes", "user system children_user children_system")

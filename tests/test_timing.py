@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.timing import BreakdownTimer, ClockTimer, EventTimer
+from bench.worker.timing import BreakdownTimer, ClockTimer, EventTimer
 
 SECOND = 1_000_000_000
 

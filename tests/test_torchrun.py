@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from campaigns import save_arrays, spec
 
-from bench.machine import loopback_interface
-from bench.spec import Measurement, RankError, error_path, measurement_path
+from bench.machine.network import loopback_interface
+from bench.wire import Measurement, RankError, error_path, measurement_path
 
 
 def free_port() -> int:

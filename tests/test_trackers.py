@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from synthetic_campaign import Options, write_campaign
 
-from bench.campaign import Campaign
 from bench.errors import UserError
-from bench.trackers import METRICS, track
+from bench.results.folder import Campaign
+from bench.view.trackers import METRICS, track
 
 
 @pytest.fixture(scope="module")

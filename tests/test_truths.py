@@ -235,7 +235,7 @@ def test_the_halves_of_a_split_resnet_are_near_equal() -> None:
 
 def test_unequal_shards_are_refused() -> None:
     """A batch that does not divide never reaches a strategy: its shards would be of unequal weight."""
-    from bench.pipeline import Samples, TrainingBatches
+    from bench.worker.batches import Samples, TrainingBatches
     from bench.workloads import load
 
     samples = Samples(torch.zeros(30, 10), torch.zeros(30, 5))

@@ -43,16 +43,16 @@ def test_it_holds_the_two_packages_and_nothing_of_the_tests(installed: Path) -> 
 
 def test_presets_published_figures_and_templates_travel(installed: Path) -> None:
     code = (
-        "import bench, bench.matrix, bench.published;"
-        "print(bench.__file__); print(bench.matrix.preset_names());"
-        "print([bench.matrix.load_matrix(n).name for n in bench.matrix.preset_names()])"
+        "import bench, bench.plan.matrix, bench.results.published;"
+        "print(bench.__file__); print(bench.plan.matrix.preset_names());"
+        "print([bench.plan.matrix.load_matrix(n).name for n in bench.plan.matrix.preset_names()])"
     )
     place, names, loaded = run(installed, code).splitlines()
     assert place.startswith(str(installed))
     assert names == loaded == "['article', 'cpu', 'full', 'gpu', 'smoke']"
     assert list((installed / "bench" / "published").glob("*.csv"))
     assert list((installed / "bench" / "templates").glob("*.j2"))
-    assert run(installed, "import bench.published as p; print(len(p.load_published().rows))").strip() == "11"
+    assert run(installed, "import bench.results.published as p; print(len(p.load_published().rows))").strip() == "11"
 
 
 def test_the_command_is_declared(installed: Path) -> None:

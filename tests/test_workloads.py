@@ -7,7 +7,7 @@ from torchvision.models import resnet50
 
 from bench import workloads
 from bench.errors import UserError
-from bench.flops import flops_per_sample
+from bench.worker.flops import flops_per_sample
 
 
 def multiply_adds(model, shape):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bench.phases import parameter_hash
+from bench.worker.account import parameter_hash
 from strategies import Registry
 from strategies.base import Context, Plan, Strategy, Unsupported, split
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
-from bench.data import cifar, store, synthetic
+from bench.data import cifar, converted, synthetic
 from bench.data.download import DownloadFailed, download
 from bench.data.specs import DATASETS, Arrays, DatasetSpec, PreparedData, Progress, Report
 from bench.errors import UserError
@@ -96,18 +96,18 @@ def _prepare_real(
     stored = None
     # Without the lock first: campaigns whose data are ready never wait for one another.
     if files := cifar.locate(spec, root):
-        stored = store.find(roots, spec.name, _source_recipe(spec, files), report=report)
+        stored = converted.find(roots, spec.name, _source_recipe(spec, files), report=report)
     if stored is None:
-        with store.locked(roots, report=report) as writable:
+        with converted.locked(roots, report=report) as writable:
             files = cifar.locate(spec, root) or _fetch(
                 spec, root, writable=writable == root, limit_seconds=limit_seconds, progress=progress
             )
             recipe = _source_recipe(spec, files)
             # Another process may have converted them while this one waited.
-            stored = store.find(roots, spec.name, recipe)
+            stored = converted.find(roots, spec.name, recipe)
             if stored is None:
                 arrays, warnings = cifar.read(spec, files)
-                stored = store.save(writable, spec.name, recipe, arrays, warnings=warnings)
+                stored = converted.save(writable, spec.name, recipe, arrays, warnings=warnings)
     return _prepared(stored, name=spec.name, synthetic=False)
 
 
@@ -130,7 +130,7 @@ def _fetch(
     return (archive,)
 
 
-def _source_recipe(spec: DatasetSpec, files: Sequence[Path]) -> store.Recipe:
+def _source_recipe(spec: DatasetSpec, files: Sequence[Path]) -> converted.Recipe:
     """Names, sizes and times of the files read: when they are the same, so is what was converted from them."""
     sources = {}
     for path in files:
@@ -145,17 +145,17 @@ def _source_recipe(spec: DatasetSpec, files: Sequence[Path]) -> store.Recipe:
 def _prepare_synthetic(
     specs: Mapping[str, DatasetSpec], roots: Sequence[Path], *, kind: str, seed: int, report: Report | None
 ) -> PreparedData:
-    recipe: store.Recipe = {"kind": kind, "seed": seed, "version": synthetic.RECIPE_VERSION}
+    recipe: converted.Recipe = {"kind": kind, "seed": seed, "version": synthetic.RECIPE_VERSION}
     if kind != "toy":
         spec = specs[kind]
         recipe |= {"counts": [spec.train_count, spec.test_count], "classes": spec.classes}
     label = f"synthetic-{kind}"
-    stored = store.find(roots, label, recipe, report=report)
+    stored = converted.find(roots, label, recipe, report=report)
     if stored is None:
-        with store.locked(roots, report=report) as writable:
-            stored = store.find(roots, label, recipe)
+        with converted.locked(roots, report=report) as writable:
+            stored = converted.find(roots, label, recipe)
             if stored is None:
-                stored = store.save(writable, label, recipe, _generate(specs, kind=kind, seed=seed))
+                stored = converted.save(writable, label, recipe, _generate(specs, kind=kind, seed=seed))
     return _prepared(stored, name="synthetic", synthetic=True)
 
 
@@ -166,7 +166,7 @@ def _generate(specs: Mapping[str, DatasetSpec], *, kind: str, seed: int) -> Arra
     return synthetic.images(seed=seed, classes=spec.classes, train_count=spec.train_count, test_count=spec.test_count)
 
 
-def _prepared(stored: store.Stored, *, name: str, synthetic: bool) -> PreparedData:
+def _prepared(stored: converted.Stored, *, name: str, synthetic: bool) -> PreparedData:
     return PreparedData(
         name=name,
         train_inputs=stored.path("train_inputs"),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkloadEntry:
     """What planning must know of a workload.
 
     `data_kind` names the samples it wants, `batch` is its usual global batch, `input_shape` one sample's shape as
@@ -33,7 +33,7 @@ class Entry:
 WORKLOADS = {
     entry.name: entry
     for entry in (
-        Entry(
+        WorkloadEntry(
             "resnet50-cifar10",
             "bench.workloads.resnet50_cifar10",
             "ResNet50Cifar10",
@@ -43,7 +43,7 @@ WORKLOADS = {
             True,
             "torchvision's ResNet-50 with its own stem (7x7 stride 2, max pool) on 32x32 images, SGD",
         ),
-        Entry(
+        WorkloadEntry(
             "cnn-cifar100",
             "bench.workloads.cnn_cifar100",
             "CnnCifar100",
@@ -53,7 +53,7 @@ WORKLOADS = {
             False,
             "two convolutions (64, 128) and two linear layers on CIFAR-100, Adam",
         ),
-        Entry(
+        WorkloadEntry(
             "toy",
             "bench.workloads.toy",
             "Toy",
@@ -67,7 +67,7 @@ WORKLOADS = {
 }
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> WorkloadEntry:
     """The entry of that name. Raises UserError listing the known ones."""
     if name not in WORKLOADS:
         raise UserError(f"unknown workload {name!r}; known are {', '.join(WORKLOADS)}")

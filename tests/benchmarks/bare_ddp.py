@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.pipeline import epoch_order
+from bench.worker.batches import epoch_order
 from bench.workloads import load
 
 

@@ -14,10 +14,10 @@ import generated
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.campaign import Campaign
-from bench.columns import RUN_COLUMNS
-from bench.csvfile import append_rows
-from bench.summary import summarise
+from bench.results.columns import RUN_COLUMNS
+from bench.results.csvfile import append_rows
+from bench.results.folder import Campaign
+from bench.results.summary import summarise
 
 ROUNDS = 7
 MOST_SECONDS = {"--help": 0.4, "list": 0.4}

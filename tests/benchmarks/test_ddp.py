@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.launch import launch
-from bench.machine import loopback_interface
-from bench.spec import RunSpec
-from bench.statistics import Interval, paired_log_ratio
+from bench.machine.network import loopback_interface
+from bench.results.statistics import Interval, paired_log_ratio
+from bench.run.launch import launch
+from bench.wire import RunSpec
 
 STEPS = 4
 PAIRS = 5

@@ -17,9 +17,9 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench import heartbeat, workloads
-from bench.pipeline import Samples, TrainingBatches, epoch_order
-from bench.timing import ClockTimer
-from bench.worker import run_steps
+from bench.worker.batches import Samples, TrainingBatches, epoch_order
+from bench.worker.loop import run_steps
+from bench.worker.timing import ClockTimer
 from strategies.base import Context
 from strategies.single import Single
 

@@ -12,8 +12,8 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench import workloads
-from bench.loader import LoaderBatches
-from bench.pipeline import Batches, Samples, TrainingBatches
+from bench.worker.batches import Batches, Samples, TrainingBatches
+from bench.worker.loader import LoaderBatches
 
 BATCH = 256
 STEPS = 16

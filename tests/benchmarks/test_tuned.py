@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.summary import campaign_summary
+from bench.results.summary import campaign_summary
 
 BLOCKS = 5
 MATRIX = f"""

@@ -1,0 +1,57 @@
+"""TOML out, and where a key stands in a text: the standard parser only reads, and keeps no lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_TABLE = re.compile(r"^\s*(\[\[?)\s*([^\]]+?)\s*\]")
+_KEY = re.compile(r"""^\s*["']?([A-Za-z0-9_-]+)["']?\s*(?:\.|=)""")
+
+
+def line_of(text: str, key: str, section: int | None) -> int | None:
+    """Line of `key`, from 1: in the top table where `section` is None, else in that [[cells]] table, from 0.
+
+    For a key that is itself a table, such as `options`, its header's line. None where it is not found.
+    """
+    cells, table = -1, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = _TABLE.match(line)
+        if header:
+            table = header[2]
+            cells += table == "cells" and header[1] == "[["
+            parts = table.split(".")
+            if parts[0] == key if section is None else parts == ["cells", key] and cells == section:
+                return number
+            continue
+        found = _KEY.match(line)
+        here = table == "" if section is None else table == "cells" and cells == section
+        if found and found[1] == key and here:
+            return number
+    return None
+
+
+def toml_text(sections: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Sections of (header such as `[campaign]`, "" for the top, and its keys) as TOML; None and () are left out."""
+    parts = []
+    for header, table in sections:
+        lines = [header] if header else []
+        lines += [
+            f"{toml_value(key) if header.startswith('[options') else key} = {toml_value(value)}"
+            for key, value in table.items()
+            if value is not None and value != ()
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return repr(value)

@@ -1,0 +1,305 @@
+"""From the rows of runs.csv to runs and cells: what summaries, flags and comparisons judge.
+
+The unit is the run: the rows of one run_id, one for each epoch, become one value. Of several attempts at one cell in
+one block the last that was measured counts. Breakdown rows never enter. Nothing here depends on the order of the rows.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench.errors import UserError
+from bench.results.columns import FACTORS
+from bench.results.lossgate import loss_gate
+from bench.results.statistics import median
+
+WORST_FIRST = ("invalid", "crashed", "oom", "timeout", "interrupted", "unsupported", "ok")
+"""Statuses by how much a reader should worry."""
+
+MEASURED = ("ok", "invalid")
+"""Statuses of a run that came to its end. Of several attempts the last such counts, and without one the last."""
+
+PRECISION_PREFERENCE = ("fp32", "tf32", "amp-bf16", "amp-fp16")
+DEFAULT_BASELINE = "single@1"
+
+Key = tuple[Any, ...]
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def sort_key(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
+    """Orders tuples in which any value may be None: those come first."""
+    return tuple((value is not None, "" if value is None else value) for value in values)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One cell measured once. `rows` are its rows by epoch; `status` and `reason` may come from a later gate."""
+
+    rows: tuple[Mapping[str, Any], ...] = field(repr=False)
+    status: str
+    reason: str
+
+    def first(self, column: str) -> Any:
+        return self.rows[0].get(column)
+
+    def last(self, column: str) -> Any:
+        return self.rows[-1].get(column)
+
+    def values(self, column: str) -> list[Any]:
+        """The column's values over the epochs, without blanks."""
+        return [row[column] for row in self.rows if row.get(column) not in (None, "")]
+
+    def total(self, column: str) -> Any:
+        """The sum over the epochs, None where any epoch lacks it."""
+        found = self.values(column)
+        return sum(found) if len(found) == len(self.rows) else None
+
+    @cached_property
+    def pair(self) -> Key:
+        """What runs are paired by: the block, apart for each campaign so that pooled campaigns do not mix."""
+        return (self.first("campaign_id") or "", -1 if self.first("block") is None else self.first("block"))
+
+    @property
+    def identity(self) -> Key:
+        return (self.first("campaign_id") or "", self.first("run_id") or "")
+
+    @cached_property
+    def moment(self) -> Key:
+        """Orders runs by when they were measured."""
+        order = [self.first(name) for name in ("utc_start", "block", "order_in_block", "attempt", "run_id")]
+        return sort_key([*order, self.first("campaign_id")])
+
+    @cached_property
+    def samples_per_second(self) -> float | None:
+        """timed_samples / timed_seconds, each summed over the run's epochs."""
+        samples, seconds = self.total("timed_samples"), self.total("timed_seconds")
+        return finite(samples / seconds) if samples and seconds and samples > 0 and seconds > 0 else None
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        size, rate = self.first("epoch_samples"), self.samples_per_second
+        return finite(size / rate) if size and rate else None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """One point of the matrix on one machine: runs that agree in all factors, in the order they were measured."""
+
+    key: Key
+    factors: Mapping[str, Any] = field(repr=False)
+    runs: tuple[MeasuredRun, ...] = field(repr=False)
+    superseded: int = 0
+
+    def __getitem__(self, name: str) -> Any:
+        return self.factors[name]
+
+    @property
+    def ok_runs(self) -> list[MeasuredRun]:
+        return [run for run in self.runs if run.ok]
+
+    @property
+    def status(self) -> str:
+        """ok when any run is ok and none invalid, else the worst."""
+        found = {run.status for run in self.runs}
+        if "invalid" not in found and "ok" in found:
+            return "ok"
+        return next((status for status in WORST_FIRST if status in found), "crashed")
+
+    @property
+    def reason(self) -> str:
+        return next((run.reason for run in self.runs if not run.ok), "")
+
+    @property
+    def counts(self) -> bool:
+        """Whether other cells may be compared with this one."""
+        return self.status == "ok"
+
+    @property
+    def middle_rate(self) -> float | None:
+        """Samples/s: dataset size / median epoch seconds, since times are what a median may be taken of."""
+        seconds = median([value for run in self.ok_runs if (value := run.epoch_seconds) is not None])
+        size = next((value for run in self.ok_runs for value in run.values("epoch_samples")), None)
+        if seconds and size:
+            return finite(size / seconds)
+        return median([value for run in self.ok_runs if (value := run.samples_per_second) is not None])
+
+    def paired_rates(self, reference: "MeasuredCell") -> tuple[list[float], list[float]]:
+        """Samples/s of both cells in the blocks where both are ok, in the order of the blocks."""
+        own = {run.pair: run.samples_per_second or 0.0 for run in self.ok_runs}
+        other = {run.pair: run.samples_per_second or 0.0 for run in reference.ok_runs}
+        blocks = sorted(own.keys() & other.keys())
+        return [own[block] for block in blocks], [other[block] for block in blocks]
+
+    @property
+    def batch_per_replica(self) -> int | None:
+        return next((value for run in self.runs for value in run.values("batch_per_replica")), None)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A strategy and a number of devices, written `NAME[@DEVICES]`."""
+
+    strategy: str
+    devices: int
+
+    @classmethod
+    def parse(cls, text: str | None) -> "Baseline":
+        """Raises UserError unless the text is NAME or NAME@DEVICES."""
+        match = re.fullmatch(r"([^@\s]+)(?:@([1-9]\d*))?", text or DEFAULT_BASELINE)
+        if not match:
+            raise UserError(f"--baseline {text!r} is not NAME[@DEVICES], such as single@1 or ddp@2")
+        return cls(match[1], int(match[2] or 1))
+
+    def __str__(self) -> str:
+        return f"{self.strategy}@{self.devices}"
+
+    def matches(self, cell: MeasuredCell) -> bool:
+        return cell["role"] == "measure" and (cell["strategy"], cell["devices"]) == (self.strategy, self.devices)
+
+
+def _records(runs: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    """The rows as dictionaries of Python's own scalars, None for what is missing or not finite."""
+    columns = [_plain(runs[name]) for name in runs.columns]
+    names = [str(name) for name in runs.columns]
+    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _plain(column: "pd.Series[Any]") -> list[Any]:
+    missing = column.isna().to_numpy(dtype=bool)
+    if pd.api.types.is_float_dtype(column.dtype):
+        missing = ~np.isfinite(column.to_numpy(dtype=float, na_value=math.nan))
+    values = column.astype(object).tolist()
+    return [None if gone else value for value, gone in zip(values, missing, strict=True)] if missing.any() else values
+
+
+def make_run(rows: list[dict[str, Any]]) -> MeasuredRun:
+    """The rows of one run_id, one an epoch, as a run."""
+    rows.sort(key=lambda row: sort_key([row.get("epoch"), row.get("timed_seconds")]))
+    status = min((row["status"] for row in rows), key=lambda s: WORST_FIRST.index(s) if s in WORST_FIRST else 0)
+    reason = next((row["reason"] for row in rows if row["status"] == status and row.get("reason")), "")
+    run = MeasuredRun(tuple(rows), status, reason)
+    if run.ok and run.samples_per_second is None:
+        return replace(run, status="invalid", reason="the run is ok but has no timed_samples or timed_seconds")
+    return run
+
+
+def collect(runs: pd.DataFrame) -> list[MeasuredCell]:
+    """The cells of a frame of runs.csv, breakdown rows left out, before any gate; sorted by their factors."""
+    by_run: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    for row in _records(runs):
+        if row.get("role") != "breakdown":
+            by_run[(row.get("campaign_id"), row["run_id"])].append(row)
+    by_cell: dict[Key, list[MeasuredRun]] = defaultdict(list)
+    for rows in by_run.values():
+        run = make_run(rows)
+        by_cell[tuple(run.first(name) for name in (*FACTORS, "environment_id"))].append(run)
+    return [_make_cell(key, by_cell[key]) for key in sorted(by_cell, key=sort_key)]
+
+
+def _make_cell(key: Key, runs: list[MeasuredRun]) -> MeasuredCell:
+    latest: dict[Key, MeasuredRun] = {}
+    for run in sorted(runs, key=lambda run: (run.status in MEASURED, sort_key([run.first("attempt")]), run.moment)):
+        latest[run.pair] = run
+    kept = tuple(sorted(latest.values(), key=lambda run: run.moment))
+    names = sorted(name for run in kept for name in run.values("device_name"))
+    factors = dict(zip((*FACTORS, "environment_id"), key, strict=True)) | {"device_name": names[0] if names else ""}
+    return MeasuredCell(key, factors, kept, superseded=len(runs) - len(kept))
+
+
+def standing(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs.csv whose attempt counts, every role: for what reads rows and no cells."""
+    place = ["campaign_id", *FACTORS, "environment_id", "block"]
+    rank = runs["status"].isin(MEASURED) * 1_000_000 + runs["attempt"].fillna(1).astype("int64")
+    return runs[rank == rank.groupby([runs[name] for name in place], dropna=False).transform("max")]
+
+
+def same_setting(cell: MeasuredCell, other: MeasuredCell) -> bool:
+    """Whether two cells did comparable work on the same machine with the same share of it for each device."""
+    names = ("workload", "dataset", "data_pipeline", "device_kind", "threads_per_device", "environment_id")
+    return all(cell[name] == other[name] for name in names)
+
+
+def find_reference(
+    cell: MeasuredCell, cells: Iterable[MeasuredCell], wanted: Callable[[MeasuredCell], bool]
+) -> MeasuredCell | None:
+    """The cell among those wanted that `cell` may be compared with, or None.
+
+    Same setting; under strong scaling the same global batch, under weak scaling a reference whose global batch is
+    this cell's batch per replica. The cell's own scaling, precision, memory format, compile mode, accumulation and
+    variant are preferred, in this order; another precision is taken in the order fp32, tf32, amp-bf16, amp-fp16.
+    """
+    batch = cell["batch_global"] if cell["scaling"] == "strong" else cell.batch_per_replica
+    fitting = [
+        other
+        for other in cells
+        if other.counts and same_setting(cell, other) and other["batch_global"] == batch and wanted(other)
+    ]
+
+    def preference(other: MeasuredCell) -> Key:
+        differs = [other[name] != cell[name] for name in ("memory_format", "compile", "accumulate", "variant")]
+        return (
+            other["scaling"] != cell["scaling"],
+            other["precision"] != cell["precision"],
+            _precision_rank(other["precision"]),
+            *differs,
+            sort_key(other.key),
+        )
+
+    return min(fitting, key=preference, default=None)
+
+
+def _precision_rank(precision: str) -> int:
+    known = precision in PRECISION_PREFERENCE
+    return PRECISION_PREFERENCE.index(precision) if known else len(PRECISION_PREFERENCE)
+
+
+def judged_cells(runs: pd.DataFrame, baseline: Baseline) -> list[MeasuredCell]:
+    """The cells of a frame with the loss gate applied: a run whose loss left the baseline's band is invalid."""
+    cells = collect(runs)
+    return [_gated(cell, find_reference(cell, cells, baseline.matches)) for cell in cells]
+
+
+def _gated(cell: MeasuredCell, reference: MeasuredCell | None) -> MeasuredCell:
+    if reference is None or reference is cell or cell["scaling"] != "strong":
+        return cell
+    # By work and then by block: looked up once for each run, whatever the number of blocks.
+    same_work: dict[Key, dict[Key, MeasuredRun]] = defaultdict(dict)
+    for run in reference.ok_runs:
+        same_work[_work(run)].setdefault(run.pair, run)
+    return replace(cell, runs=tuple(_gated_run(run, same_work.get(_work(run), {})) for run in cell.runs))
+
+
+def _work(run: MeasuredRun) -> Key:
+    """What two runs must share for their losses to be comparable, beside the factors of their cells."""
+    return run.first("seed"), run.total("timed_steps")
+
+
+def _gated_run(run: MeasuredRun, references: Mapping[Key, MeasuredRun]) -> MeasuredRun:
+    """Judge an ok run by the reference's run of its block, or by the first other of the same work."""
+    # One fixed batch over and over is other work than an epoch's, and the losses of two runs on it part too far.
+    if not run.ok or is_lossy(run) or run.first("data_pipeline") == "synthetic_device" or not references:
+        return run
+    other = references.get(run.pair) or next(iter(references.values()))
+    reason = loss_gate(
+        run.first("loss_first"), run.last("loss_last"), other.first("loss_first"), other.last("loss_last")
+    )
+    return replace(run, status="invalid", reason=reason) if reason else run
+
+
+def is_lossy(run: MeasuredRun) -> bool:
+    """Whether the run's own `gate` or `details` say that its strategy is lossy, so that no loss band holds for it."""
+    return any("lossy" in text for column in ("gate", "details") for text in run.values(column))

@@ -1,0 +1,164 @@
+"""Continuing a campaign: what is missing, and whether this is still the same machine and the same matrix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+from bench.plan.cells import PlannedCell
+from bench.plan.matrix import Matrix
+from bench.results.folder import read_runs
+from bench.run.repeats import is_marked
+
+RowKey = tuple[Any, ...]
+
+SAME_IN_ALL_RUNS = (
+    "device",
+    "workload",
+    "dataset",
+    "steps",
+    "warmup_steps",
+    "epochs",
+    "seed",
+    "threads_per_device",
+    "loader_workers",
+)
+"""Keys of a matrix that change what a run does and that no cell names: a finished run would pass for the new one."""
+
+_RESOLVED = {"device": "device_kind", "threads_per_device": "threads_per_device", "dataset": "dataset_used"}
+_WORDS: dict[str, dict[Any, str]] = {"steps": {None: "epoch"}, "blocks": {0: "auto"}}
+_TREE: dict[Any, str] = {True: "changed since that commit", False: "as committed"}
+
+
+def row_key(row: Mapping[str, Any]) -> RowKey:
+    """The cell of a row of runs.csv, as `PlannedCell.key` names it."""
+    return (
+        row["strategy"],
+        row["devices"],
+        row["scaling"],
+        row["precision"],
+        row["memory_format"],
+        row["compile"],
+        row["variant"],
+        row["role"],
+        row["batch_global"],
+        row["accumulate"],
+        row["data_pipeline"],
+    )
+
+
+class Done:
+    """What a folder's runs.csv already holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.rows = read_runs(path) if path.exists() else []
+        self._last: dict[tuple[RowKey, int], tuple[int, bool]] = {}
+        for row in self.rows:
+            place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1
+            if attempt >= self._last.get(place, (0, False))[0]:
+                self._last[place] = (attempt, row["status"] != "interrupted" and not is_marked(row))
+
+    def finished(self, cell: PlannedCell, block: int) -> bool:
+        """Whether this cell was measured in this block: its last attempt neither interrupted nor to be repeated."""
+        return self._last.get((cell.key, block), (0, False))[1]
+
+    def next_attempt(self, cell: PlannedCell, block: int) -> int:
+        return self._last.get((cell.key, block), (0, False))[0] + 1
+
+
+def check_same_environment(folder: Path, environment: Mapping[str, Any], *, force: bool) -> list[str]:
+    """Refuse to mix machines or versions in one folder, unless forced. Returns what differs, as 'fact: old -> new'."""
+    path = folder / "environment.json"
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"could not read {path}, so whether this is the same machine is unknown: {error}") from None
+    identity, volatile = (old.get(name, {}) if isinstance(old, dict) else None for name in ("identity", "volatile"))
+    if not isinstance(identity, dict) or not isinstance(volatile, dict):
+        raise UserError(f"{path} holds no facts of a machine, so whether this is the same one is unknown")
+    differences = _differences(identity, environment["identity"])
+    old_commit = volatile.get("git_commit", "")
+    new_commit = environment["volatile"].get("git_commit", "")
+    if old_commit != new_commit:
+        differences.append(f"commit of the suite: {old_commit or 'none'} -> {new_commit or 'none'}")
+    both: tuple[Mapping[str, Any], ...] = (volatile, environment["volatile"])
+    states = [_TREE.get(facts.get("git_dirty"), "unknown") for facts in both]
+    if states[0] != states[1]:
+        differences.append(f"files of the suite: {states[0]} -> {states[1]}")
+    if differences and not force:
+        raise UserError(
+            f"{folder} was measured under other conditions ({'; '.join(differences)}); "
+            "begin a new campaign, or add --force to mix them"
+        )
+    return differences
+
+
+def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, recorded: Mapping[str, Any], force: bool) -> None:
+    """Refuse another matrix, unless forced; and even then where runs of both could not be told apart.
+
+    `recorded` is what the campaign noted of itself: naming what `auto` came to is no difference.
+    """
+    different = [
+        item.name
+        for item in fields(Matrix)
+        if (new := getattr(asked, item.name)) != getattr(begun, item.name)
+        and not (getattr(begun, item.name) in ("auto", None) and new == recorded.get(_RESOLVED.get(item.name, "")))
+    ]
+    mixing = [name for name in different if name in SAME_IN_ALL_RUNS]
+    if not different or (force and not mixing):
+        return
+    told = "; ".join(_difference(name, begun, asked) for name in mixing or different)
+    remedy = "leave them out to continue it, or " + (
+        "begin a new campaign: its runs and the new ones could not be told apart" if mixing else "add --force"
+    )
+    raise UserError(f"{folder} was begun with another matrix than these options give ({told}); {remedy}")
+
+
+def _difference(name: str, begun: Matrix, asked: Matrix) -> str:
+    if name in ("groups", "options"):
+        return {"groups": "other cells", "options": "other options of a strategy"}[name]
+    words = _WORDS.get(name, {})
+    old, new = (getattr(matrix, name) for matrix in (begun, asked))
+    return f"{name}: {words.get(old, old)} -> {words.get(new, new)}"
+
+
+def hashes(paths: Iterable[Path]) -> list[str]:
+    """The SHA-256 of each file, blank where it cannot be read."""
+    found = []
+    for path in paths:
+        try:
+            found.append(hashlib.sha256(path.read_bytes()).hexdigest())
+        except OSError:
+            found.append("")
+    return found
+
+
+def check_same_strategy_files(
+    folder: Path, files: Sequence[Path], begun: Mapping[str, Any], *, force: bool
+) -> list[str]:
+    """Refuse strategy files of other contents than the campaign was begun with, unless forced. Returns which differ.
+
+    Campaigns that recorded no hashes are taken at their word.
+    """
+    recorded = begun.get("strategy_files_sha256")
+    if recorded is None:
+        return []
+    if not isinstance(recorded, list):
+        raise UserError(f"{folder / 'matrix.toml'}, [campaign]: strategy_files_sha256 must be a list")
+    changed = [str(path) for path, found in zip(files, hashes(files), strict=True) if found not in recorded]
+    if changed and not force:
+        raise UserError(
+            f"{folder} was begun with other contents of the strategy file {', '.join(changed)}; put them back, or add "
+            "--force to keep the runs of the old contents and measure what is missing with the new"
+        )
+    return [f"contents of the strategy file {path}" for path in changed]
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    keys: Iterable[str] = sorted({*old, *new})
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]

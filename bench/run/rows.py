@@ -1,0 +1,230 @@
+"""From what a run gave to rows of runs.csv and steps.csv."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.data import PreparedData
+from bench.machine.detect import Machine
+from bench.machine.gpus import known_peak_flops
+from bench.plan.cells import PlannedCell
+from bench.results.columns import SCHEMA_VERSION
+from bench.run import gates
+from bench.run.launch import Outcome
+from bench.wire import EpochMeasurement, Measurement
+
+
+@dataclass(frozen=True)
+class CampaignFacts:
+    """What all rows of a campaign share."""
+
+    campaign_id: str
+    environment_id: str
+    git_commit: str
+    git_dirty: bool | None
+    machine: Machine
+    backend: str
+    threads_per_device: int
+    workload: str
+    data: PreparedData
+    seed: int
+    warmup_steps: int
+    steps: int | None
+
+    def timed_steps(self, cell: PlannedCell) -> int:
+        """Steps of an epoch that this cell runs: as asked for, or every full batch."""
+        assert cell.batch_global is not None
+        return self.steps or self.data.train_count // cell.batch_global
+
+    def whole_epoch(self, cell: PlannedCell) -> bool:
+        assert cell.batch_global is not None
+        return self.timed_steps(cell) == self.data.train_count // cell.batch_global
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the rows of one run share."""
+
+    run_id: str
+    block: int
+    order_in_block: int
+    attempt: int
+    utc_start: str
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+    flops_per_sample: float | None = None
+    base_losses: tuple[float | None, float | None] | None = None
+
+
+def throughput(samples: int, timed_seconds: Sequence[float]) -> float:
+    """Samples per second of all ranks together: the samples of all over the time of the slowest."""
+    return samples / max(timed_seconds)
+
+
+def step_maxima(step_seconds: Sequence[Sequence[float]]) -> list[float]:
+    """Each step's time on its slowest rank. step_seconds: by rank, then by step, in seconds."""
+    return [max(times) for times in zip(*step_seconds, strict=True)]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed, linearly between neighbours (Hyndman and Fan's type 7)."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+def run_rows(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, outcome: Outcome) -> list[dict[str, Any]]:
+    """The rows of one run: one an epoch where it was measured, one with its reason where it was not."""
+    common = _common(facts, cell, run) | {
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "exit_code": outcome.exit_code,
+        **run.telemetry,
+    }
+    measurement = outcome.measurement
+    warnings = (*cell.warnings, *facts.data.warnings, *outcome.warnings)
+    if measurement is None:
+        return [common | {"warnings": " | ".join(warnings)}]
+    common |= {"warnings": " | ".join((*warnings, *measurement.warnings))}
+    common |= _of_the_run(measurement, lossy=not cell.same_work)
+    return [common | _of_the_epoch(facts, cell, run, epoch) for epoch in measurement.epochs]
+
+
+def _common(facts: CampaignFacts, cell: PlannedCell, run: RunFacts) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "campaign_id": facts.campaign_id,
+        "run_id": run.run_id,
+        "block": run.block,
+        "order_in_block": run.order_in_block,
+        "attempt": run.attempt,
+        "utc_start": run.utc_start,
+        "environment_id": facts.environment_id,
+        "git_commit": facts.git_commit,
+        "git_dirty": facts.git_dirty,
+        "role": cell.role,
+        "strategy": cell.strategy,
+        "devices": cell.devices,
+        "processes": cell.processes,
+        "replicas": cell.replicas,
+        "device_kind": facts.machine.device_kind,
+        "device_name": facts.machine.device_name,
+        "backend": facts.backend if cell.uses_process_group else "",
+        "threads_per_device": facts.threads_per_device,
+        "workload": facts.workload,
+        "dataset": facts.data.name,
+        "dataset_fingerprint": facts.data.fingerprint,
+        "data_pipeline": cell.data_pipeline,
+        "precision": cell.precision,
+        "memory_format": cell.memory_format,
+        "compile": cell.compile,
+        "variant": cell.variant,
+        "scaling": cell.scaling,
+        "batch_global": cell.batch_global,
+        "batch_per_replica": cell.batch_per_replica,
+        "accumulate": cell.accumulate,
+        "seed": facts.seed,
+        "epoch": 1,
+        "epoch_samples": facts.data.train_count,
+    }
+
+
+def _of_the_run(measurement: Measurement, *, lossy: bool) -> dict[str, Any]:
+    memory = measurement.peak_memory_bytes
+    # The summary reads this mark: losses of other work than the baseline's are not gated by them.
+    details = measurement.details | ({"gradients": "lossy"} if lossy else {})
+    return {
+        "details": ";".join(f"{name}={value}" for name, value in details.items()),
+        "launch_seconds": measurement.launch_seconds,
+        "init_seconds": measurement.init_seconds,
+        "build_seconds": measurement.build_seconds,
+        "compile_seconds": measurement.compile_seconds,
+        "warmup_seconds": measurement.warmup_seconds,
+        "peak_memory_bytes_max": max(memory, default=None),
+        "peak_memory_bytes_min": min(memory, default=None),
+        "host_peak_rss_bytes": measurement.host_peak_rss_bytes,
+        "host_pss_bytes": measurement.host_pss_bytes,
+        "gradient_bytes": measurement.gradient_bytes,
+    }
+
+
+def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch: EpochMeasurement) -> dict[str, Any]:
+    assert cell.batch_global is not None
+    assert cell.replicas is not None
+    assert cell.processes is not None
+    whole = facts.whole_epoch(cell)
+    gate = gates.run_gate(
+        epoch,
+        expected_samples=facts.timed_steps(cell) * cell.batch_global,
+        ranks_per_replica=max(1, cell.processes // cell.replicas),
+        test_count=facts.data.test_count,
+    )
+    if gate == "passed" and epoch.epoch == 1:
+        gate = gates.baseline_gate(epoch, run.base_losses)
+    invalid = {} if gate == "passed" else {"status": "invalid", "reason": gate}
+    maxima = step_maxima(epoch.step_seconds)
+    mean = statistics.fmean(maxima)
+    rate = throughput(epoch.samples, epoch.timed_seconds)
+    return {
+        "epoch": epoch.epoch,
+        "warmup_steps": facts.warmup_steps,
+        "timed_steps": len(maxima),
+        "timed_samples": epoch.samples,
+        "dropped_samples": facts.data.train_count % cell.batch_global if whole else None,
+        "epoch_measured": whole,
+        "timed_seconds": max(epoch.timed_seconds),
+        "timed_seconds_min_rank": min(epoch.timed_seconds),
+        "epoch_seconds": facts.data.train_count / rate,
+        "samples_per_second": rate,
+        "step_seconds_median": statistics.median(maxima),
+        "step_seconds_p95": percentile(maxima, 0.95),
+        "step_seconds_cov": statistics.stdev(maxima) / mean if len(maxima) > 1 else None,
+        "data_wait_seconds": max(sum(waits) for waits in epoch.data_wait),
+        "forward_backward_seconds": max(epoch.forward_backward) if epoch.forward_backward else None,
+        "optimizer_seconds": max(epoch.optimizer) if epoch.optimizer else None,
+        "exposed_comm_seconds": epoch.exposed_comm,
+        "exposed_comm_trace_seconds": epoch.exposed_comm_trace,
+        "comm_trace_seconds": epoch.comm_trace,
+        "eval_seconds": epoch.eval_seconds,
+        "loss_first": epoch.loss_first,
+        "loss_last": epoch.loss_last,
+        "test_accuracy": epoch.correct / epoch.evaluated if epoch.correct is not None and epoch.evaluated else None,
+        "skipped_steps": epoch.skipped_steps,
+        "parameter_hash": epoch.parameter_hashes[0],
+        "gate": gate,
+        **_arithmetic(facts, cell, run.flops_per_sample, rate),
+        **invalid,
+    }
+
+
+def _arithmetic(facts: CampaignFacts, cell: PlannedCell, flops: float | None, rate: float) -> dict[str, Any]:
+    achieved = flops * rate if flops else None
+    peak = known_peak_flops(facts.machine.device_name, cell.precision)
+    return {
+        "flops_per_sample": flops,
+        "achieved_flops_per_second": achieved,
+        "peak_flops_fraction": achieved / (peak * cell.devices) if achieved and peak else None,
+    }
+
+
+def step_rows(run_id: str, measurement: Measurement | None) -> list[dict[str, Any]]:
+    """The rows of steps.csv: every timed step of every rank."""
+    if measurement is None:
+        return []
+    return [
+        {
+            "run_id": run_id,
+            "rank": rank,
+            "epoch": epoch.epoch,
+            "step": step,
+            "seconds": seconds,
+            "data_wait_seconds": wait,
+        }
+        for epoch in measurement.epochs
+        for rank, (steps, waits) in enumerate(zip(epoch.step_seconds, epoch.data_wait, strict=True))
+        for step, (seconds, wait) in enumerate(zip(steps, waits, strict=True))
+    ]

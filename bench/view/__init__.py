@@ -1,0 +1,1 @@
+"""What a person sees: progress, table, charts, report, exports, lists."""

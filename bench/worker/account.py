@@ -1,0 +1,95 @@
+"""What a rank says of its whole run at the end: memory, start-up times, what the strategy used, the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from bench.checkpoint import save_checkpoint
+from bench.wire import EpochMeasurement, Measurement
+from bench.worker.flops import flops_per_sample
+from bench.worker.state import RunState
+from strategies.base import Strategy
+
+
+def parameter_hash(strategy: Strategy) -> str:
+    """sha256 over the parameters' bytes in the order of their names, first 16 hex digits."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(strategy.model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def write_checkpoint(run: RunState) -> None:
+    """Rank 0 writes the bare model and optimizer, where the run was asked to; the others wait."""
+    if not run.spec.checkpoint:
+        return
+    run.strategy.share_buffers()
+    state = run.strategy.bare_state()
+    if run.rank.rank == 0:
+        save_checkpoint(Path(run.spec.checkpoint), state, workload=run.spec.workload, epoch=run.spec.epochs)
+
+
+def peak_rss_bytes() -> int:
+    """Peak resident memory of this process in bytes."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such module; its own counter says the same.
+        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def pss_bytes() -> int | None:
+    """Memory of this process and its loader workers in bytes, each page divided among all that share it.
+
+    None where the kernel does not say.
+    """
+    try:
+        own = psutil.Process()
+        return sum(int(process.memory_full_info().pss) for process in (own, *own.children(recursive=True)))
+    except (AttributeError, OSError, psutil.Error):
+        return None
+
+
+def gradient_bytes(strategy: Strategy) -> int:
+    """Bytes of the gradients of one replica: as many as its trainable parameters have."""
+    return sum(p.numel() * p.element_size() for p in strategy.model.parameters() if p.requires_grad)
+
+
+def gather_run(
+    run: RunState,
+    epochs: list[EpochMeasurement],
+    *,
+    launch_seconds: float,
+    init_seconds: float,
+    build_seconds: float,
+    warmup_seconds: float,
+    compile_seconds: float | None,
+) -> Measurement:
+    """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
+    rss, pss = peak_rss_bytes(), pss_bytes()
+    times = (launch_seconds, init_seconds, build_seconds, warmup_seconds, compile_seconds or 0.0)
+    ranks = run.rank.gather((times, run.peaks, rss, pss))
+    launch, init, building, warmup, compiling = (max(column) for column in zip(*(r[0] for r in ranks), strict=True))
+    return Measurement(
+        epochs=epochs,
+        launch_seconds=launch,
+        init_seconds=init,
+        build_seconds=building,
+        warmup_seconds=warmup,
+        compile_seconds=compiling if compile_seconds is not None else None,
+        flops_per_sample=flops_per_sample(run.spec.workload) if run.spec.count_flops and run.rank.rank == 0 else None,
+        peak_memory_bytes=[value for rank in ranks for value in rank[1]],
+        host_peak_rss_bytes=sum(rank[2] for rank in ranks),
+        host_pss_bytes=None if any(rank[3] is None for rank in ranks) else sum(rank[3] for rank in ranks),
+        gradient_bytes=gradient_bytes(run.strategy),
+        details=dict(run.strategy.details()),
+        warnings=list(run.strategy.warnings()),
+    )

@@ -1,0 +1,100 @@
+"""Warm-up and the timed region, and what all ranks measured of one epoch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bench.heartbeat import Heartbeat
+from bench.wire import EpochMeasurement
+from bench.worker.account import parameter_hash
+from bench.worker.exchange import communication
+from bench.worker.loop import run_steps
+from bench.worker.state import RunState, make_timer
+from bench.worker.timing import ClockTimer, Timing
+
+WARMUP_EPOCH = 0
+
+
+def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
+    """Real steps, untimed; then model, optimizer, scaler and random numbers go back to their start.
+
+    Returns the seconds of the first step where the run is compiled, None otherwise.
+    """
+    timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
+    batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
+    timing, _ = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
+    run.strategy.restore(run.start)
+    # A second copy of the model would lie beside the first for the whole run, and count as its memory.
+    run.start.clear()
+    torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
+    return timing.steps[0] if run.spec.compile != "off" and timing.steps else None
+
+
+def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, list[Tensor | None]]:
+    """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
+    run.steps_taken[0] = 0
+    gpus = [device for device in run.rank.devices if device.type == "cuda"]
+    # Training's own peak: what warm-up tried out and what evaluation needs are no part of it.
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    batches = run.batches.epoch(epoch, steps=run.spec.steps)
+    timer = make_timer(run)
+    result = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
+    before = run.peaks or [0] * len(gpus)
+    run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
+    return result
+
+
+def gather_epoch(run: RunState, epoch: int, timing: Timing, losses: list[Tensor | None]) -> EpochMeasurement:
+    """What all ranks measured of one epoch, after the clock has stopped."""
+    own = _scalars(losses)
+    mine = {
+        "timing": timing,
+        "losses": own,
+        "hash": parameter_hash(run.strategy),
+        "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
+    }
+    exchange = communication(run, epoch, timing)
+    ranks = run.rank.gather(mine)
+    by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
+    if losses and not by_rank:
+        raise TypeError("forward_backward() returned None on every rank; one must return the mean loss")
+    finite = all(math.isfinite(loss) for rank in by_rank for loss in rank)
+    timings: list[Timing] = [rank["timing"] for rank in ranks]
+    return EpochMeasurement(
+        epoch=epoch,
+        timed_seconds=[timing.total for timing in timings],
+        step_seconds=[timing.steps for timing in timings],
+        data_wait=[timing.data_wait for timing in timings],
+        samples=run.spec.batch_global * len(timing.steps),
+        loss_first=_mean([rank[0] for rank in by_rank]) if finite else None,
+        loss_last=_mean([rank[-1] for rank in by_rank]) if finite else None,
+        finite=finite,
+        skipped_steps=max(rank["skipped"] for rank in ranks),
+        parameter_hashes=[rank["hash"] for rank in ranks],
+        forward_backward=_totals([timing.forward_backward for timing in timings]),
+        optimizer=_totals([timing.optimizer for timing in timings]),
+        **exchange,
+    )
+
+
+def _scalars(losses: list[Tensor | None]) -> list[float]:
+    """The losses of the ranks that have one, read from the device. Raises TypeError for anything else."""
+    for loss in losses:
+        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+            raise TypeError(
+                f"forward_backward() returned a {type(loss).__name__}{shape}; a tensor of one value, or None, is due"
+            )
+    return [float(loss) for loss in losses if loss is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _totals(lists: list[list[float] | None]) -> list[float] | None:
+    return [sum(values) for values in lists if values is not None] or None

@@ -1,0 +1,105 @@
+"""One rank's place: its devices, its threads, its process group, and the collectives that the harness itself needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.wire import RunSpec
+
+RESOLVE_SECONDS = 5.0
+
+
+@dataclass
+class Rank:
+    """This process among the others. Collectives of the harness run on CPU tensors, over gloo, outside timed steps."""
+
+    spec: RunSpec
+    rank: int
+    world_size: int
+    devices: tuple[torch.device, ...]
+
+    @classmethod
+    def from_environment(cls, spec: RunSpec) -> Rank:
+        """Read RANK, LOCAL_RANK and WORLD_SIZE, take this process's devices and set its threads."""
+        local = int(os.environ["LOCAL_RANK"])
+        if spec.device_kind == "cpu":
+            devices = (torch.device("cpu"),) * spec.devices_per_process
+        else:
+            first = local * spec.devices_per_process
+            devices = tuple(torch.device("cuda", first + index) for index in range(spec.devices_per_process))
+            torch.cuda.set_device(devices[0])
+        # The stages of a split replica take turns, so even a process of two devices works with one device's share.
+        torch.set_num_threads(spec.threads_per_device)
+        return cls(spec, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), devices)
+
+    @property
+    def shard(self) -> int:
+        """Which part of the global batch this rank reads; ranks that share a replica share the part."""
+        return self.rank // self.spec.ranks_per_replica
+
+    def start_group(self) -> None:
+        """Join the run's process group, where it has one."""
+        if not self.spec.backend:
+            return
+        timeout = timedelta(seconds=self.spec.timeout_seconds)
+        common: dict[str, Any] = {"backend": self.spec.backend, "timeout": timeout}
+        # A group bound to one device refuses tensors of a second one, which a split replica has.
+        if self.devices[0].type == "cuda" and len(self.devices) == 1:
+            common["device_id"] = self.devices[0]
+        if self.spec.store == "env://":
+            _check_master(os.environ.get("MASTER_ADDR", ""))
+            dist.init_process_group(init_method="env://", **common)
+        else:
+            store = dist.FileStore(self.spec.store, self.world_size)  # type: ignore[attr-defined]
+            dist.init_process_group(store=store, rank=self.rank, world_size=self.world_size, **common)
+        self.barrier()
+
+    def stop_group(self) -> None:
+        """Leave the group after everyone is done with it: destroying it earlier aborts peers."""
+        if dist.is_initialized():
+            self.barrier()
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        """Return when every rank has come here. A CPU all-reduce: no device stream takes part."""
+        if dist.is_initialized():
+            dist.all_reduce(torch.zeros(1))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        if not dist.is_initialized():
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def synchronize(self) -> None:
+        """Wait for all work on this process's devices."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+
+def _check_master(host: str) -> None:
+    """Raise ConnectionError where another launcher's MASTER_ADDR does not resolve.
+
+    torch would try it until the run's deadline without a word. A few seconds are given, since the names of a cluster
+    may come up after its processes; what else may be wrong (no address, a taken port) torch says at once.
+    """
+    end = time.monotonic() + RESOLVE_SECONDS
+    while host:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except socket.gaierror as error:
+            if time.monotonic() >= end:
+                raise ConnectionError(f"MASTER_ADDR={host}: no address is known for this host ({error})") from None
+        time.sleep(0.5)
