@@ -26,8 +26,8 @@ from bench.plan.matrix import (
     override,
     parse_matrix,
     preset_names,
+    to_toml,
 )
-from bench.plan.toml import to_toml
 from bench.workloads import WORKLOADS
 from strategies import BUILT_IN
 
