@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import errno
+import inspect
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from bench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, UserError
+from bench.plan.matrix import Matrix
+from bench.plan.options import HOW_MUCH, PANELS, RESULTS, Option, factor_options, from_words, options_of
 from bench.run.interrupts import Interrupted
+from bench.run.request import Request
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Windows lacks some of these numbers.
@@ -32,137 +39,83 @@ Out = Annotated[Path | None, typer.Option(help="Results folder; default results/
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets; default the user's cache folder.")]
 StrategyFile = Annotated[list[Path] | None, typer.Option(help="Python file with a STRATEGIES table; repeatable.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Last line of stdout: one JSON document with all that the table shows.")
-]
+JSON_HELP = "Last line of stdout: one JSON document with all that the table shows."
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Folders = Annotated[list[Path], typer.Argument(help="Results folders.")]
 
 
-@app.command()
+RUN_OPTIONS: tuple[Option, ...] = (
+    *factor_options(),
+    *(known for known in (*options_of(Matrix), *options_of(Request)) if known.help),
+    Option("find_batch", "Measure nothing: search the largest batch per part that fits.", HOW_MUCH, "switch"),
+    Option("quiet", "No progress, no table.", RESULTS, "switch"),
+    Option("json", JSON_HELP, RESULTS, "switch"),
+)
+"""Every option of `bench run`, in the order of the help page."""
+
+_TYPES: dict[str, Any] = {
+    "whole": int,
+    "number": float,
+    "switch": bool,
+    "path": Path,
+    "paths": list[Path],
+    "sets": list[str],
+}
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help page has its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panel_of = {known.spelling: known.panel for known in RUN_OPTIONS}
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record:
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panel = next((panel_of[name] for name in parameter.opts if name in panel_of), kind)
+                groups.setdefault(panel, []).append(record)
+        for panel in ("Arguments", *PANELS, "Options"):
+            if panel in groups:
+                with formatter.section(panel):
+                    formatter.write_dl(groups[panel])
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with RUN_OPTIONS as its keyword parameters: typer reads signature and annotations."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(
+            known.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                _TYPES.get(known.shape, str) | None,
+                typer.Option(known.spelling, help=known.help),
+            ],
+        )
+        for known in RUN_OPTIONS
+    ]
+    command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return command
+
+
+@app.command(cls=GroupedCommand)
+@_with_options
 def run(
     matrix: Annotated[
         str | None, typer.Argument(help="Preset or TOML file; default gpu where there are GPUs, else cpu.")
     ] = None,
-    strategies: Annotated[
-        str | None, typer.Option(help="Names with commas between; see `bench list strategies`.")
-    ] = None,
-    devices: Annotated[str | None, typer.Option(help="Device counts with commas between, or auto.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    workload: Annotated[str | None, typer.Option(help="See `bench list workloads`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="auto, cifar10, cifar100 or synthetic.")] = None,
-    data_root: DataRoot = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(help="strong (global batch fixed), weak (per-replica batch fixed), or both with a comma."),
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Global batch (strong) or batch a replica (weak).")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Micro-batches per optimizer step.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, amp-bf16, amp-fp16; commas between.")] = None,
-    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
-    data_pipeline: Annotated[
-        str | None, typer.Option(help="resident, loader (torchvision transforms and DataLoader) or synthetic_device.")
-    ] = None,
-    loader_workers: Annotated[int | None, typer.Option(help="DataLoader workers a process.")] = None,
-    compile_mode: Annotated[
-        str | None, typer.Option("--compile", help="off, default, reduce-overhead or max-autotune.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option(help="Timed steps of an epoch, at most its full batches, or epoch.")
-    ] = None,
-    warmup_steps: Annotated[
-        int | None, typer.Option(help="Untimed steps before the model goes back to its start.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs to train; one row each.")] = None,
-    blocks: Annotated[str | None, typer.Option(help="Repeats of the whole matrix, or auto.")] = None,
-    precision_target: Annotated[
-        float | None, typer.Option(help="blocks auto: half-width to reach, such as 0.01.")
-    ] = None,
-    max_blocks: Annotated[int | None, typer.Option(help="blocks auto: most blocks.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which no further block begins.")] = None,
-    repeat_disturbed: Annotated[
-        int | None,
-        typer.Option(help="Times to repeat a run that a throttling device or another process disturbed."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and augmentation.")] = None,
-    threads_per_device: Annotated[int | None, typer.Option(help="CPU threads of each device.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds a single run may take.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="NAME[@DEVICES] that speedups refer to.")] = None,
-    breakdown: Annotated[
-        bool | None, typer.Option("--breakdown", help="Add marked runs that time the parts of a step.")
-    ] = None,
-    trace: Annotated[
-        bool | None,
-        typer.Option("--trace", help="With --breakdown: keep the profiler's trace in the run's log folder."),
-    ] = None,
-    no_control: Annotated[bool, typer.Option("--no-control", help="No A/A twin of the baseline.")] = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="STRATEGY.OPTION=VALUE, commas sweep; repeatable.")
-    ] = None,
-    find_batch: Annotated[
-        bool, typer.Option("--find-batch", help="Measure nothing: search the largest batch a replica that fits.")
-    ] = False,
-    out: Out = None,
-    strategy_file: StrategyFile = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder for the bare model's state after each run.")] = None,
-    init_from: Annotated[Path | None, typer.Option(help="Checkpoint to start every run from.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Results folder to continue: only missing runs.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Resume on another machine, version or matrix.")] = False,
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Leave out host and user name.")] = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    **given: Any,
 ) -> None:
     """Measure a matrix and end with its speedup table."""
-    from bench.run.prepare import Request, comma_list, command_line, parse_settings
-
-    overrides: dict[str, Any] = {
-        "strategies": comma_list(strategies, "--strategies"),
-        "devices": devices if devices == "auto" else comma_list(devices, "--devices", int),
-        "device": device,
-        "workload": workload,
-        "dataset": dataset,
-        "scaling": comma_list(scaling, "--scaling"),
-        "batch": batch,
-        "accumulate": accumulate,
-        "precision": comma_list(precision, "--precision"),
-        "memory_format": memory_format,
-        "compile": compile_mode,
-        "data_pipeline": data_pipeline,
-        "loader_workers": loader_workers,
-        "steps": _number_or_word(steps),
-        "warmup_steps": warmup_steps,
-        "epochs": epochs,
-        "blocks": _number_or_word(blocks),
-        "precision_target": precision_target,
-        "max_blocks": max_blocks,
-        "time_limit": time_limit,
-        "repeat_disturbed": repeat_disturbed,
-        "seed": seed,
-        "threads_per_device": threads_per_device,
-        "timeout": timeout,
-        "baseline": baseline,
-        "breakdown": breakdown,
-        "trace": trace,
-        "control": False if no_control else None,
-        "options": parse_settings(settings) if settings else None,
-    }
-    _measure(
-        Request(
-            matrix=matrix,
-            overrides=overrides,
-            out=out,
-            data_root=data_root,
-            strategy_files=tuple(strategy_file or ()),
-            checkpoint=checkpoint,
-            initial_state=init_from,
-            resume=resume,
-            force=force,
-            anonymous=anonymous,
-            command=command_line(),
-        ),
-        quiet=quiet,
-        json=json,
-        find_batch=find_batch,
-    )
+    values = {known.name: from_words(known, given[known.name]) for known in RUN_OPTIONS}
+    asked = {known.name: values.pop(known.name) for known in options_of(Request)}
+    asked["strategy_files"] = tuple(asked["strategy_files"] or ())
+    flags = {name: bool(values.pop(name)) for name in ("find_batch", "quiet", "json")}
+    settled = {name: value for name, value in asked.items() if value is not None}
+    _measure(Request(matrix=matrix, overrides=values, command=command_line(), **settled), **flags)
 
 
 @app.command()
@@ -175,8 +128,6 @@ def smoke(
     json: Json = False,
 ) -> None:
     """Check that every strategy runs here: the preset `smoke`."""
-    from bench.run.prepare import Request, command_line
-
     request = Request(
         matrix="smoke",
         overrides={"device": device},
@@ -188,14 +139,13 @@ def smoke(
     _measure(request, quiet=quiet, json=json)
 
 
-def _number_or_word(text: str | None) -> int | str | None:
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return text
+def command_line(argv: list[str] | None = None) -> str:
+    """The command as typed, for the reader who wants to run it again."""
+    words = sys.argv[1:] if argv is None else argv
+    return "bench " + shlex.join(words)
 
 
-def _measure(request: Any, *, quiet: bool, json: bool, find_batch: bool = False) -> None:
+def _measure(request: Request, *, quiet: bool, json: bool, find_batch: bool = False) -> None:
     from bench.run.campaign import Runner, measure
     from bench.run.job import write_header
     from bench.run.prepare import prepare_job

@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.factors import BREAKDOWN
 from bench.files import write_text_atomically
+from strategies.places import Place, Plan
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """A cell as its ranks need it: `values` by the names of the factors, the strategy's options, one place a rank."""
+
+    values: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    places: tuple[Place, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def plan(self) -> Plan:
+        """Where each rank stands. Raises ValueError for a cell that could not be planned."""
+        return Plan(self.places)
+
+    @property
+    def batch_per_part(self) -> int:
+        """Samples per optimizer step in each of the parts that the global batch is cut into."""
+        return int(self["batch_global"]) // self.plan.parts
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One run, complete: a worker needs this and RANK, LOCAL_RANK and WORLD_SIZE, nothing else.
 
-    `folder` holds the run's logs, heartbeat and measurement. `store` is a FileStore's path, or "env://" under
+    `folder` holds the run's logs, heartbeat and measurement. `rendezvous` is a FileStore's path, or "env://" under
     torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch.
     """
 
     run_id: str
     folder: str
-    store: str
+    rendezvous: str
     parent_pid: int
-    strategy: str
     strategy_files: tuple[str, ...]
-    processes: int
-    devices_per_process: int
-    replicas: int
+    cell: CellSpec
     device_kind: str
     backend: str
     threads_per_device: int
@@ -36,21 +58,13 @@ class RunSpec:
     train_targets: str
     test_inputs: str
     test_targets: str
-    data_pipeline: str
     loader_workers: int
     synthetic: bool
-    precision: str
-    memory_format: str
-    compile: str
-    options: dict[str, Any]
-    batch_global: int
-    accumulate: int
     seed: int
     warmup_steps: int
     steps: int
     epochs: int
     whole_epoch: bool
-    breakdown: bool
     timeout_seconds: float
     checkpoint: str = ""
     initial_state: str = ""
@@ -58,12 +72,13 @@ class RunSpec:
     trace: bool = False
 
     @property
-    def ranks_per_replica(self) -> int:
-        return max(1, self.processes // self.replicas)
+    def processes(self) -> int:
+        return len(self.cell.places)
 
     @property
-    def shards(self) -> int:
-        return self.processes // self.ranks_per_replica
+    def breakdown(self) -> bool:
+        """Whether the parts of a step are timed, which slows it: such a run never enters a headline figure."""
+        return bool(self.cell["role"] == BREAKDOWN)
 
     def write(self, path: Path) -> None:
         write_text_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
@@ -72,18 +87,20 @@ class RunSpec:
     def read(cls, path: Path) -> RunSpec:
         values = json.loads(path.read_text(encoding="utf-8"))
         values["strategy_files"] = tuple(values["strategy_files"])
-        return cls(**values)
+        cell = values["cell"]
+        cell["places"] = tuple(Place(**place) for place in cell["places"])
+        return cls(**values | {"cell": CellSpec(**cell)})
 
 
 @dataclass(frozen=True)
 class EpochMeasurement:
-    """One epoch of one run, over all ranks. Times in seconds, lists by rank."""
+    """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step."""
 
     epoch: int
     timed_seconds: list[float]
     step_seconds: list[list[float]]
     data_wait: list[list[float]]
-    samples: int
+    samples: list[list[int]]
     loss_first: float | None
     loss_last: float | None
     finite: bool

@@ -34,11 +34,14 @@ class RegistryError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """Where a strategy lives. `module` is a dotted name, or a path where `is_file`; `attribute` its class.
 
-    `broken` says why it cannot be used. An entry whose name is defined twice has no module: to choose one of the two
-    in silence would measure what nobody asked for.
+    `requires` names packages it needs beside the suite's own, as pip takes them, with the module that each gives where
+    that has another name (`lightning`, or `nvidia-ml-py:pynvml`). `plain` is the strategy that this one is at another
+    precision of, `tuned` the one that is this strategy as an expert would set it up, which a tuned one is itself; a
+    class may state the same as `plain_twin` and `tuned_twin`. `broken` says why it cannot be used. An entry whose name
+    is defined twice has no module: to choose one of the two in silence would measure what nobody asked for.
     """
 
     name: str
@@ -47,6 +50,15 @@ class Entry:
     description: str
     is_file: bool = False
     broken: str = ""
+    requires: tuple[str, ...] = ()
+    plain: str = ""
+    tuned: str = ""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The packages of `requires` that are not installed."""
+        pairs = (requirement.partition(":") for requirement in self.requires)
+        return tuple(package for package, _, module in pairs if importlib.util.find_spec(module or package) is None)
 
     @property
     def place(self) -> str:
@@ -55,14 +67,32 @@ class Entry:
 
 
 BUILT_IN = (
-    Entry("single", "strategies.single", "Single", "one device, no parallelism: what everything is compared with"),
-    Entry("single_tuned", "strategies.single", "SingleTuned", "one device as an expert would set it up"),
-    Entry("dp", "strategies.data_parallel", "DataParallel", "torch.nn.DataParallel: N GPUs driven by one process"),
-    Entry("ddp", "strategies.ddp", "DDP", "DistributedDataParallel: one process a device"),
-    Entry("ddp_amp", "strategies.ddp", "DDPAmp", "DDP with automatic mixed precision"),
-    Entry("ddp_syncbn", "strategies.ddp", "DDPSyncBatchNorm", "DDP with BatchNorm statistics over all replicas"),
-    Entry("ddp_mp", "strategies.model_parallel", "DDPModelParallel", "DDP over replicas split on two devices each"),
-    Entry("ddp_tuned", "strategies.ddp", "DDPTuned", "DDP as an expert would set it up"),
+    StrategyEntry(
+        "single",
+        "strategies.single",
+        "Single",
+        "one device, no parallelism: what everything is compared with",
+        tuned="single_tuned",
+    ),
+    StrategyEntry(
+        "single_tuned",
+        "strategies.single",
+        "SingleTuned",
+        "one device as an expert would set it up",
+        tuned="single_tuned",
+    ),
+    StrategyEntry(
+        "dp", "strategies.data_parallel", "DataParallel", "torch.nn.DataParallel: N GPUs driven by one process"
+    ),
+    StrategyEntry("ddp", "strategies.ddp", "DDP", "DistributedDataParallel: one process a device", tuned="ddp_tuned"),
+    StrategyEntry("ddp_amp", "strategies.ddp", "DDPAmp", "DDP with automatic mixed precision", plain="ddp"),
+    StrategyEntry(
+        "ddp_syncbn", "strategies.ddp", "DDPSyncBatchNorm", "DDP with BatchNorm statistics over all replicas"
+    ),
+    StrategyEntry(
+        "ddp_mp", "strategies.model_parallel", "DDPModelParallel", "DDP over replicas split on two devices each"
+    ),
+    StrategyEntry("ddp_tuned", "strategies.ddp", "DDPTuned", "DDP as an expert would set it up", tuned="ddp_tuned"),
 )
 
 
@@ -70,7 +100,7 @@ BUILT_IN = (
 class Registry:
     """All strategies known to one command: the built-ins, installed plug-ins and the given strategy files."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, StrategyEntry]
 
     @classmethod
     def collect(cls, strategy_files: Iterable[Path] = ()) -> Registry:
@@ -81,13 +111,15 @@ class Registry:
         work.
         """
         plugins = [
-            Entry(point.name, *_split(point.value), f"plug-in from {point.dist.name if point.dist else point.value}")
+            StrategyEntry(
+                point.name, *_split(point.value), f"plug-in from {point.dist.name if point.dist else point.value}"
+            )
             for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
         ]
         # A file that is named twice is still one file.
         paths = {path.resolve(): path for path in strategy_files}.values()
         files = [entry for path in paths for entry in _file_entries(path)]
-        claims: dict[str, list[Entry]] = {}
+        claims: dict[str, list[StrategyEntry]] = {}
         for entry in (*BUILT_IN, *plugins, *(entry for entry in files if not entry.broken)):
             claims.setdefault(entry.name, []).append(entry)
         entries = {name: claim[0] if len(claim) == 1 else _clash(claim) for name, claim in claims.items()}
@@ -98,7 +130,7 @@ class Registry:
             entries[free] = replace(entry, name=free)
         return cls(entries)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> StrategyEntry:
         """The entry of that name. Raises RegistryError listing the known ones."""
         if name not in self.entries:
             broken = "".join(f"; {entry.place}: {entry.broken}" for entry in self.entries.values() if entry.broken)
@@ -141,12 +173,12 @@ def output_held_back() -> Iterator[None]:
         yield
 
 
-def _clash(claim: list[Entry]) -> Entry:
+def _clash(claim: list[StrategyEntry]) -> StrategyEntry:
     """The entry of a name that several claim: it says where, and loads none of them."""
     places = " and ".join(f"in {entry.module}" for entry in claim)
     times = "twice" if len(claim) == 2 else f"{len(claim)} times"
     advice = "rename all but one, or leave out what defines it again"
-    return Entry(claim[0].name, "", "", "", broken=f"it is defined {times}: {places}; {advice}")
+    return StrategyEntry(claim[0].name, "", "", "", broken=f"it is defined {times}: {places}; {advice}")
 
 
 def _split(value: str) -> tuple[str, str]:
@@ -154,10 +186,10 @@ def _split(value: str) -> tuple[str, str]:
     return module, attribute
 
 
-def _file_entries(path: Path) -> list[Entry]:
+def _file_entries(path: Path) -> list[StrategyEntry]:
     """The names a strategy file declares, read from its syntax tree: nothing in it runs yet."""
     place = str(path.resolve())
-    broken = Entry(path.stem, place, "", "strategy file", is_file=True)
+    broken = StrategyEntry(path.stem, place, "", "strategy file", is_file=True)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=place)
     except SyntaxError as error:
@@ -170,7 +202,7 @@ def _file_entries(path: Path) -> list[Entry]:
         value = getattr(statement, "value", None)
         if named and isinstance(value, ast.Dict):
             keys = [key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-            return [Entry(key, place, key, f"strategy file {path.name}", is_file=True) for key in keys]
+            return [StrategyEntry(key, place, key, f"strategy file {path.name}", is_file=True) for key in keys]
     return [replace(broken, broken=f"defines no {FILE_TABLE} = {{'name': StrategyClass}}")]
 
 
@@ -192,7 +224,7 @@ def _import_file(path: Path) -> object:
     return module
 
 
-def _check_class(name: str, entry: Entry, found: object) -> None:
+def _check_class(name: str, entry: StrategyEntry, found: object) -> None:
     from strategies.base import Strategy
 
     if not (isinstance(found, type) and issubclass(found, Strategy)):

@@ -2,7 +2,7 @@
 
 The harness runs one loop for all strategies; a strategy is a handful of hooks that it calls in this order:
 
-    plan = strategy.plan(devices, device_type)        # parent side, pure; raises Unsupported(reason)
+    plan = strategy.plan(asked)                       # parent side, pure; raises Unsupported(reason)
     strategy.build(context, make_model, make_optimizer)
     for step, batch in enumerate(batches):
         micro = [strategy.place(*part) for part in split(batch, accumulate)]
@@ -28,9 +28,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16")
-MEMORY_FORMATS = ("contiguous", "channels_last")
-COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
+from strategies.places import Asked as Asked
+from strategies.places import Place as Place
+from strategies.places import Plan as Plan
+from strategies.places import Unsupported as Unsupported
 
 _AUTOCAST_TYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
@@ -44,32 +45,6 @@ class MakeOptimizer(Protocol):
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Unsupported(Exception):
-    """This strategy has no meaning here; the message is the reason that stands in the table."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a strategy spreads over devices.
-
-    `processes` are started, each with `devices_per_process`; together they hold `replicas` full copies of the model.
-    """
-
-    processes: int
-    devices_per_process: int
-    replicas: int
-
-    @property
-    def ranks_per_replica(self) -> int:
-        """Ranks that hold one copy together: 1 unless a replica spans processes."""
-        return max(1, self.processes // self.replicas)
-
-    @property
-    def shards(self) -> int:
-        """Parts that the global batch is cut into, each read by the ranks of one group of replicas."""
-        return self.processes // self.ranks_per_replica
 
 
 @dataclass(frozen=True)
@@ -107,23 +82,27 @@ class Strategy(ABC):
 
     Class attributes:
         default_precision: by device type, used where the matrix does not name a precision.
-        precisions: those that make sense for this strategy; any other is unsupported.
+        precisions: those that make sense for this strategy, any other is unsupported; empty where all do.
         default_memory_format, default_compile: used where the matrix does not name them.
         default_options: the strategy's own knobs and their defaults; an option not in here is an error.
         fused_optimizer: whether the optimizer runs torch's fused kernels rather than its default.
         same_work: whether its losses equal `single`'s up to BatchNorm statistics and rounding; false for
             lossy gradient compression, and then the loss gate does not judge it.
         uses_process_group: whether it needs one even for a single process.
+        plain_twin: the name of the strategy that this one is at another precision of, as `ddp` is of `ddp_amp`.
+        tuned_twin: the name of the strategy that is this one as an expert would set it up, its own if it is that.
     """
 
     default_precision: ClassVar[Mapping[str, str]] = {"cpu": "fp32", "cuda": "fp32"}
-    precisions: ClassVar[Sequence[str]] = PRECISIONS
+    precisions: ClassVar[Sequence[str]] = ()
     default_memory_format: ClassVar[str] = "contiguous"
     default_compile: ClassVar[str] = "off"
     default_options: ClassVar[Mapping[str, Any]] = {}
     fused_optimizer: ClassVar[bool] = False
     same_work: ClassVar[bool] = True
     uses_process_group: ClassVar[bool] = False
+    plain_twin: ClassVar[str] = ""
+    tuned_twin: ClassVar[str] = ""
 
     exchange: bool = True
     """Off only while the harness measures what the exchange of gradients costs: replicas drift apart then."""
@@ -135,8 +114,8 @@ class Strategy(ABC):
     scaler: torch.amp.GradScaler
 
     @abstractmethod
-    def plan(self, devices: int, device_type: str) -> Plan:
-        """The spread over `devices` devices of type `cpu` or `cuda`. Pure. Raises Unsupported with the reason."""
+    def plan(self, asked: Asked) -> Plan:
+        """The place of each rank over the devices asked for. Pure. Raises Unsupported with the reason."""
 
     # -- building ---------------------------------------------------------------------------------------------
 
@@ -289,13 +268,6 @@ def split(batch: tuple[Tensor, Tensor], accumulate: int) -> list[tuple[Tensor, T
 def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
     """Every BatchNorm layer of a model."""
     return [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-
-
-def one_device_only(devices: int, name: str) -> Plan:
-    """The plan of a strategy that takes exactly one device."""
-    if devices != 1:
-        raise Unsupported(f"{name} uses one device; {devices} were asked for")
-    return Plan(processes=1, devices_per_process=1, replicas=1)
 
 
 def sequence_of(model: nn.Module) -> list[nn.Module]:

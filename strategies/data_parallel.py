@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from strategies.base import Context, Plan, Strategy, Unsupported
+from strategies.base import Context, Strategy, Unsupported
+from strategies.places import Asked, Plan, one_process
 
 
 class InAutocast(nn.Module):
@@ -27,10 +28,10 @@ class InAutocast(nn.Module):
 class DataParallel(Strategy):
     """One process, N GPUs. The global batch lives on the first GPU, and so does the loss."""
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        if device_type == "cpu" and devices > 1:
+    def plan(self, asked: Asked) -> Plan:
+        if asked.device_type == "cpu" and asked.devices > 1:
             raise Unsupported("torch.nn.DataParallel on CPU forwards to one replica, so more devices change nothing")
-        return Plan(processes=1, devices_per_process=devices, replicas=devices)
+        return one_process(asked.devices, copies=asked.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.context.device_type == "cpu":

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.base import Plan, Strategy, Unsupported, batch_norm_layers
+from strategies.base import Strategy, Unsupported, batch_norm_layers
+from strategies.places import Asked, Plan, data_parallel
 from strategies.sync_batch_norm import SyncBatchNorm
 
 DDP_OPTIONS: Mapping[str, Any] = {
@@ -30,8 +31,8 @@ class DDP(Strategy):
     uses_process_group = True
     wrapper: DistributedDataParallel
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        return Plan(processes=devices, devices_per_process=1, replicas=devices)
+    def plan(self, asked: Asked) -> Plan:
+        return data_parallel(asked.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.wrapper = DistributedDataParallel(model, device_ids=self.device_ids(), **self.changed_options())

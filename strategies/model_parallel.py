@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from strategies.base import Plan, Unsupported, sequence_of
+from strategies.base import Unsupported, sequence_of
 from strategies.ddp import DDP
+from strategies.places import Asked, Plan, data_parallel
 
 DEVICES_PER_REPLICA = 2
 
@@ -60,11 +61,10 @@ def split_point(costs: list[int]) -> int:
 class DDPModelParallel(DDP):
     """Replicas = devices / 2; the halves of a replica take turns, so this saves memory rather than time."""
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        if devices % DEVICES_PER_REPLICA:
-            raise Unsupported(f"ddp_mp needs two devices a replica; {devices} is odd")
-        replicas = devices // DEVICES_PER_REPLICA
-        return Plan(processes=replicas, devices_per_process=DEVICES_PER_REPLICA, replicas=replicas)
+    def plan(self, asked: Asked) -> Plan:
+        if asked.devices % DEVICES_PER_REPLICA:
+            raise Unsupported(f"ddp_mp needs two devices a replica; {asked.devices} is odd")
+        return data_parallel(asked.devices // DEVICES_PER_REPLICA, devices=DEVICES_PER_REPLICA)
 
     def move(self, model: nn.Module) -> nn.Module:
         layers = sequence_of(model)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from strategies.base import Plan, Strategy, one_device_only
+from strategies.base import Strategy
+from strategies.places import Asked, Plan, one_device_only
 
 
 class Single(Strategy):
     """One process, one device, no communication."""
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        return one_device_only(devices, "single")
+    def plan(self, asked: Asked) -> Plan:
+        return one_device_only(asked, "single")
 
 
 class SingleTuned(Strategy):
@@ -26,5 +27,5 @@ class SingleTuned(Strategy):
     default_memory_format = "channels_last"
     fused_optimizer = True
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        return one_device_only(devices, "single_tuned")
+    def plan(self, asked: Asked) -> Plan:
+        return one_device_only(asked, "single_tuned")

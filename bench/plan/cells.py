@@ -2,97 +2,83 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
+from bench.factors import BREAKDOWN, CELL_FACTORS, CONTROL, CRASHED, UNSUPPORTED, Baseline, Factor, cell_key, cell_name
 from bench.machine.detect import Machine
 from bench.plan.matrix import Group, Matrix, option_sets
+from bench.wire import CellSpec
 from bench.workloads import WorkloadEntry
-from strategies import Registry, RegistryError, output_held_back
+from strategies import Registry, RegistryError, StrategyEntry, output_held_back
+from strategies.places import Asked, Plan, Unsupported
 
 if TYPE_CHECKING:
-    from strategies.base import Plan, Strategy
+    from strategies.base import Strategy
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One point of the matrix. `status` is "" for a cell to be measured, else what stands in its row, with `reason`."""
+    """One point of the matrix: `cell["devices"]` is its value for a factor, `spec` what its ranks are told.
 
-    strategy: str
-    devices: int
-    scaling: str
-    precision: str
-    memory_format: str
-    compile: str
-    options: tuple[tuple[str, Any], ...]
-    accumulate: int
-    data_pipeline: str = "resident"
-    role: str = "measure"
-    processes: int | None = None
-    devices_per_process: int | None = None
-    replicas: int | None = None
-    batch_global: int | None = None
-    batch_per_replica: int | None = None
+    `status` is "" for a cell to be measured, else what stands in its row, with `reason`. `same_work`, `plain_twin` and
+    `tuned_twin` are facts of the strategy, as in runs.csv.
+    """
+
+    spec: CellSpec
     uses_process_group: bool = False
     same_work: bool = True
+    plain_twin: str = ""
+    tuned_twin: str = ""
     status: str = ""
     reason: str = ""
     warnings: tuple[str, ...] = ()
 
-    @property
-    def variant(self) -> str:
-        return ";".join(f"{name}={_shown(value)}" for name, value in self.options)
+    def __getitem__(self, name: str) -> Any:
+        return self.spec[name]
+
+    def changed(self, **values: Any) -> PlannedCell:
+        """The same cell with other values of some factors."""
+        return replace(self, spec=replace(self.spec, values={**self.spec.values, **values}))
 
     @property
-    def loss_is_judged(self) -> bool:
-        """Whether its losses are held against the baseline's: on one fixed batch over and over they part too far."""
-        return self.same_work and self.data_pipeline != "synthetic_device"
+    def plan(self) -> Plan | None:
+        """Where each rank stands, None for a cell that could not be planned."""
+        return self.spec.plan if self.spec.places else None
+
+    @property
+    def batch_per_part(self) -> int | None:
+        return self.spec.batch_per_part if self.spec.places else None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells this cell from all others of the matrix."""
-        return (
-            self.strategy,
-            self.devices,
-            self.scaling,
-            self.precision,
-            self.memory_format,
-            self.compile,
-            self.variant,
-            self.role,
-            self.batch_global,
-            self.accumulate,
-            self.data_pipeline,
-        )
+        return cell_key(self)
 
     def __str__(self) -> str:
-        parts = [f"{self.strategy}@{self.devices}"]
-        if self.precision:
-            parts.append(self.precision)
-        parts += [self.scaling] if self.scaling != "strong" else []
-        parts += [self.variant] if self.variant else []
-        parts += [self.data_pipeline] if self.data_pipeline != "resident" else []
-        parts += [self.role] if self.role != "measure" else []
-        return " ".join(parts)
+        return cell_name(self)
+
+
+def variant_of(options: Mapping[str, Any]) -> str:
+    """Options that differ from a strategy's defaults, as the column `variant` has them."""
+    return ";".join(f"{name}={_shown(value)}" for name, value in options.items())
 
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def plan_cells(
-    matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry, train_count: int
-) -> list[PlannedCell]:
+def plan_cells(matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry) -> list[PlannedCell]:
     """Every cell once, in the order of the matrix; the baseline's A/A twin and breakdown twins come last.
 
-    `train_count` is the size of the training set. Raises UserError for what no strategy could run.
+    Raises UserError for what no strategy could run; whether batch and steps fit the data, `check_cells` says.
     """
-    if not any(group.strategies for group in matrix.groups):
+    if not any(group["strategies"] for group in matrix.groups):
         raise UserError(f"matrix {matrix.name} names no strategy; give some with --strategies, such as single,ddp")
     if matrix.trace and not matrix.breakdown:
         raise UserError("--trace keeps the profiler's trace of breakdown runs, and there are none; add --breakdown")
@@ -100,68 +86,103 @@ def plan_cells(
         _find(name, registry, "options for ")
     cells: dict[tuple[Any, ...], PlannedCell] = {}
     for group in matrix.groups:
-        for name in group.strategies:
+        for name in group["strategies"]:
             with output_held_back():
                 planned = _strategy_cells(name, group, matrix, machine=machine, registry=registry, workload=workload)
             for cell in planned:
-                _check(cell, matrix, workload=workload, train_count=train_count)
                 cells.setdefault(cell.key, cell)
-    twins = [replace(cell, role="control") for cell in _baselines(cells.values(), matrix)] if matrix.control else []
+    twins = [cell.changed(role=CONTROL) for cell in _baselines(cells.values(), matrix)] if matrix.control else []
     measured = [cell for cell in cells.values() if not cell.status]
     if matrix.breakdown:
-        twins += [replace(cell, role="breakdown") for cell in measured]
+        twins += [cell.changed(role=BREAKDOWN) for cell in measured]
     return [*cells.values(), *twins]
 
 
 def device_counts(matrix: Matrix, machine: Machine, default: Sequence[int]) -> Matrix:
     """The matrix with `auto` device counts filled in."""
-    groups = tuple(group if group.devices else replace(group, devices=tuple(default)) for group in matrix.groups)
+    groups = tuple(group if group["devices"] else group.changed(devices=tuple(default)) for group in matrix.groups)
     return replace(matrix, groups=groups)
 
 
 def _strategy_cells(
     name: str, group: Group, matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry
 ) -> list[PlannedCell]:
-    _find(name, registry)
-    blank = PlannedCell(name, 0, "strong", "", "", "", (), group.accumulate, group.data_pipeline)
-    points = [(devices, scaling) for scaling in group.scaling for devices in group.devices]
+    entry = _find(name, registry)
+    if entry.missing:
+        return _unplanned(name, group, UNSUPPORTED, _install_hint(name, entry.missing))
     try:
         strategy = registry.load(name)()
-        default_precision = strategy.default_precision[machine.device_kind]
+        points = list(_points(name, group, strategy, device_kind=machine.device_kind))
     except RegistryError as error:
-        return [replace(blank, devices=d, scaling=s, status="crashed", reason=str(error)) for d, s in points]
+        return _unplanned(name, group, CRASHED, str(error))
     except (Exception, SystemExit) as error:
-        reason = f"it could not be made: {type(error).__name__}: {error}"
-        return [replace(blank, devices=d, scaling=s, status="crashed", reason=reason) for d, s in points]
-    options = matrix.options.get(name, {})
-    _check_options(name, options, strategy.default_options)
-    precisions = group.precision or (default_precision,)
+        return _unplanned(name, group, CRASHED, f"it could not be made: {type(error).__name__}: {error}")
+    _check_options(name, matrix.options.get(name, {}), strategy.default_options)
+    facts: dict[str, Any] = {
+        "same_work": strategy.same_work,
+        "plain_twin": entry.plain or strategy.plain_twin,
+        "tuned_twin": entry.tuned or strategy.tuned_twin,
+    }
     return [
         _plan_cell(
             strategy,
-            replace(
-                blank,
-                devices=devices,
-                scaling=scaling,
-                precision=precision,
-                memory_format=group.memory_format or strategy.default_memory_format,
-                compile=group.compile or strategy.default_compile,
-                options=tuple(pair for pair in chosen if pair[1] != strategy.default_options[pair[0]]),
-            ),
+            PlannedCell(CellSpec({**point, "variant": variant_of(chosen)}, chosen), **facts),
             device_kind=machine.device_kind,
-            batch=group.batch or workload.batch,
+            batch=group["batch"] or workload.batch,
             input_shape=workload.input_shape,
         )
-        for devices, scaling in points
-        for precision in precisions
-        for chosen in option_sets(options)
+        for point in points
+        for chosen in _changed_options(strategy, matrix.options.get(name, {}))
     ]
 
 
-def _find(name: str, registry: Registry, what: str = "") -> None:
-    """Raise UserError unless there is a strategy of that name."""
+def _points(name: str, group: Group, strategy: Strategy, *, device_kind: str) -> Iterator[dict[str, Any]]:
+    """The product of a group's lists: a value for every factor of a cell, the batch blank until there is a plan."""
+    axes = {factor.name: _values(factor, group, strategy, device_kind) for factor in CELL_FACTORS}
+    axes |= {"strategy": (name,), "batch_global": (None,)}
+    for chosen in itertools.product(*axes.values()):
+        yield dict(zip(axes, chosen, strict=True))
+
+
+def _values(factor: Factor, group: Group, strategy: Strategy | None, device_kind: str) -> tuple[Any, ...]:
+    """What a group asks of a factor, else the strategy's own default, else the factor's."""
+    asked = group[factor.key] if factor.key else None
+    if asked not in (None, ()):
+        return asked if factor.many else (asked,)
+    if strategy is None or not factor.by_strategy:
+        return ("" if factor.default is None or factor.by_strategy else factor.default,)
+    own = getattr(strategy, f"default_{factor.name}", factor.default)
+    return (own[device_kind] if isinstance(own, Mapping) else own,)
+
+
+def _unplanned(name: str, group: Group, status: str, reason: str) -> list[PlannedCell]:
+    """The rows of a strategy that cannot be used: one for each number of devices and scaling, with the reason."""
+    blank = {factor.name: _values(factor, Group(), None, "")[0] for factor in CELL_FACTORS}
+    blank |= {"strategy": name, "batch_global": None}
+    told = [factor for factor in CELL_FACTORS if factor.key and factor.name not in ("strategy", "batch_global")]
+    told = [factor for factor in told if not factor.by_strategy]
+    points = itertools.product(*(_values(factor, group, None, "") for factor in told))
+    names = [factor.name for factor in told]
+    return [
+        PlannedCell(CellSpec(blank | dict(zip(names, point, strict=True))), status=status, reason=reason)
+        for point in points
+    ]
+
+
+def _install_hint(name: str, packages: Sequence[str]) -> str:
+    return f"{name} needs {', '.join(packages)}, not installed here; pip install {' '.join(packages)}"
+
+
+def _changed_options(strategy: Strategy, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each combination of the options asked for, without those at their default."""
+    sets = option_sets(options)
+    return [{name: value for name, value in chosen if value != strategy.default_options[name]} for chosen in sets]
+
+
+def _find(name: str, registry: Registry, what: str = "") -> StrategyEntry:
+    """The strategy's entry. Raises UserError unless there is one of that name."""
     try:
-        registry.find(name)
+        return registry.find(name)
     except RegistryError as error:
         raise UserError(f"{what}{error}") from None
 
@@ -192,107 +213,102 @@ def _kind_of(default: Any) -> tuple[Any, str]:
 def _plan_cell(
     strategy: Strategy, cell: PlannedCell, *, device_kind: str, batch: int, input_shape: Sequence[int]
 ) -> PlannedCell:
-    """The cell with its plan and batch sizes, or with the reason why it has none."""
-    from strategies.base import Unsupported
-
+    """The cell with its plan and batch, or with the reason why it has none."""
+    options = {**strategy.default_options, **cell.spec.options}
     try:
-        plan = strategy.plan(cell.devices, device_kind)
+        plan = strategy.plan(Asked(cell["devices"], device_kind, options))
         _check_plan(plan, cell)
     except Unsupported as error:
-        return replace(cell, status="unsupported", reason=str(error))
+        return replace(cell, status=UNSUPPORTED, reason=str(error))
     except (Exception, SystemExit) as error:
-        return replace(cell, status="crashed", reason=f"plan() failed: {type(error).__name__}: {error}")
-    weak = cell.scaling == "weak"
+        return replace(cell, status=CRASHED, reason=f"plan() failed: {type(error).__name__}: {error}")
+    values = {**cell.spec.values, "batch_global": batch * plan.parts if cell["scaling"] == "weak" else batch}
     planned = replace(
         cell,
-        processes=plan.processes,
-        devices_per_process=plan.devices_per_process,
-        replicas=plan.replicas,
-        batch_global=batch * plan.replicas if weak else batch,
-        batch_per_replica=batch if weak else batch // plan.replicas,
+        spec=CellSpec(values, cell.spec.options, plan.places),
         uses_process_group=strategy.uses_process_group or plan.processes > 1,
-        same_work=strategy.same_work,
         warnings=_warnings(cell, device_kind),
     )
     reason = _unsupported_factors(strategy, cell, device_kind, input_shape)
-    return replace(planned, status="unsupported", reason=reason) if reason else planned
+    return replace(planned, status=UNSUPPORTED, reason=reason) if reason else planned
 
 
 def _check_plan(plan: Plan, cell: PlannedCell) -> None:
-    from strategies.base import Plan
-
     if not isinstance(plan, Plan):
-        raise TypeError(f"it returned {type(plan).__name__}, not strategies.base.Plan")
-    used = plan.processes * plan.devices_per_process
-    if min(plan.processes, plan.devices_per_process, plan.replicas) < 1 or used != cell.devices:
+        raise TypeError(f"it returned {type(plan).__name__}, not strategies.places.Plan")
+    if plan.devices != cell["devices"]:
         raise ValueError(
-            f"{plan.processes} processes x {plan.devices_per_process} devices = {used}, "
-            f"{cell.devices} devices were asked for"
+            f"{plan.processes} processes have {plan.devices} devices in all, {cell['devices']} were asked for"
         )
 
 
 def _unsupported_factors(strategy: Strategy, cell: PlannedCell, device_kind: str, input_shape: Sequence[int]) -> str:
     """Why this strategy cannot run at this precision or layout here; "" where it can."""
-    if cell.precision not in strategy.precisions:
-        return f"{cell.strategy} runs at {', '.join(strategy.precisions)}, not at {cell.precision}"
-    if cell.precision == "tf32" and device_kind == "cpu":
+    if strategy.precisions and cell["precision"] not in strategy.precisions:
+        return f"{cell['strategy']} runs at {', '.join(strategy.precisions)}, not at {cell['precision']}"
+    if cell["precision"] == "tf32" and device_kind == "cpu":
         return "tf32 is a mode of NVIDIA GPUs"
-    if device_kind == "cuda" and cell.accumulate > 1 and cell.compile in ("reduce-overhead", "max-autotune"):
-        return f"CUDA graphs ({cell.compile}) overwrite gradients between micro-batches"
-    if cell.memory_format == "channels_last" and len(input_shape) != 3:
+    if device_kind == "cuda" and cell["accumulate"] > 1 and cell["compile"] in ("reduce-overhead", "max-autotune"):
+        return f"CUDA graphs ({cell['compile']}) overwrite gradients between micro-batches"
+    if cell["memory_format"] == "channels_last" and len(input_shape) != 3:
         return "channels_last is a layout of images; this workload has none"
     return ""
 
 
 def _warnings(cell: PlannedCell, device_kind: str) -> tuple[str, ...]:
-    if cell.precision == "amp-fp16" and device_kind == "cpu":
+    if cell["precision"] == "amp-fp16" and device_kind == "cpu":
         return (
             "float16 autocast on CPU is emulated and tens of times slower than float32; amp-bf16 is the usual choice",
         )
     return ()
 
 
+def check_cells(cells: Iterable[PlannedCell], matrix: Matrix, *, workload: WorkloadEntry, train_count: int) -> None:
+    """Raise UserError for the first cell whose batch or steps do not fit; `train_count` is the training set's size."""
+    for cell in cells:
+        _check(cell, matrix, workload=workload, train_count=train_count)
+
+
 def _check(cell: PlannedCell, matrix: Matrix, *, workload: WorkloadEntry, train_count: int) -> None:
-    """Raise UserError where the batch does not fit the cell's replicas, the model or the data."""
-    if cell.status or cell.batch_global is None or cell.replicas is None or cell.batch_per_replica is None:
+    """Raise UserError where the batch does not fit the cell's parts, the model or the data."""
+    plan = cell.plan
+    if cell.status or plan is None:
         return
-    parts = cell.replicas * cell.accumulate
-    if cell.batch_global % parts:
+    batch, accumulate = cell["batch_global"], cell["accumulate"]
+    pieces = plan.parts * accumulate
+    if batch % pieces:
         raise UserError(
-            f"{cell}: a global batch of {cell.batch_global} does not divide into {cell.replicas} replica"
-            + ("s" if cell.replicas > 1 else "")
-            + (f" x {cell.accumulate} micro-batches" if cell.accumulate > 1 else "")
+            f"{cell}: a global batch of {batch} does not divide into {plan.parts} part"
+            + ("s" if plan.parts > 1 else "")
+            + (f" x {accumulate} micro-batches" if accumulate > 1 else "")
             + "; choose --batch as a multiple of their product"
         )
-    if workload.batch_norm and cell.batch_global // parts < 2:
+    if workload.batch_norm and batch // pieces < 2:
         raise UserError(
-            f"{cell}: {cell.batch_global} samples / {parts} = 1 a replica and micro-batch, and the BatchNorm of "
+            f"{cell}: {batch} samples / {pieces} = 1 per part and micro-batch, and the BatchNorm of "
             f"{workload.name} needs at least 2; choose a larger --batch"
         )
-    full = train_count // cell.batch_global
+    full = train_count // batch
     if full < 1:
-        raise UserError(f"{cell}: a global batch of {cell.batch_global} exceeds the {train_count} training samples")
+        raise UserError(f"{cell}: a global batch of {batch} exceeds the {train_count} training samples")
     for option, steps in (("--steps", matrix.steps or 0), ("--warmup-steps", matrix.warmup_steps)):
         if steps > full:
             raise UserError(
-                f"{cell}: {option} {steps} > {full} full batches of {cell.batch_global} in an epoch of {train_count} "
-                f"samples; use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}"
+                f"{cell}: {option} {steps} > {full} full batches of {batch} in an epoch of {train_count} samples; "
+                f"use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}"
             )
 
 
-def _baselines(cells: Any, matrix: Matrix) -> list[PlannedCell]:
+def _baselines(cells: Iterable[PlannedCell], matrix: Matrix) -> list[PlannedCell]:
     """The cells that stand in every block under two names: the baseline's strategy and devices, one a scaling."""
-    name, _, devices = matrix.baseline.partition("@")
-    found = [c for c in cells if c.strategy == name and c.devices == int(devices or 1) and not c.status]
-    return list({cell.scaling: cell for cell in reversed(found)}.values())
+    baseline = Baseline.parse(matrix.baseline)
+    found = [cell for cell in cells if baseline.matches(cell) and not cell.status]
+    return list({cell["scaling"]: cell for cell in reversed(found)}.values())
 
 
 def check_baseline(baseline: str, registry: Registry) -> None:
     """Raise UserError unless this is NAME or NAME@DEVICES of a known strategy."""
-    name, at, devices = baseline.partition("@")
-    if at and not re.fullmatch(r"[1-9][0-9]*", devices):
-        raise UserError(f"--baseline {baseline}: {devices!r} is no device count; give NAME or NAME@DEVICES")
-    _find(name, registry, "--baseline: ")
+    _find(Baseline.parse(baseline).strategy, registry, "--baseline: ")
 
 
 def block_order(cells: Sequence[PlannedCell], *, seed: int, block: int) -> list[PlannedCell]:

@@ -10,41 +10,65 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.factors import DEFAULT_BASELINE, DEVICE_KINDS, MATRIX_FACTORS, Factor
+from bench.plan.options import (
+    COMPARED,
+    HOW_MUCH,
+    MACHINE,
+    Reader,
+    factor_options,
+    number,
+    one_of,
+    option,
+    options_of,
+    read_key,
+    switch,
+    tables,
+    text,
+    whole,
+    whole_or,
+)
 from bench.plan.toml import line_of, toml_text, toml_value
 
-SCALINGS = ("strong", "weak")
-
-PRECISIONS = ("fp32", "tf32", "amp-bf16", "amp-fp16")
-
-MEMORY_FORMATS = ("contiguous", "channels_last")
-
-DATA_PIPELINES = ("resident", "loader", "synthetic_device")
-
-COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
-
-DEVICE_KINDS = ("auto", "cpu", "cuda")
-
 DATASETS = ("auto", "cifar10", "cifar100", "synthetic")
+WORDS: dict[str, tuple[str, Any]] = {"steps": ("epoch", None), "blocks": ("auto", 0)}
+"""Words that stand for a value in a matrix, and for which."""
 
 
-@dataclass(frozen=True)
+def _unsaid(factor: Factor) -> Any:
+    """What stands in a group that does not say: the factor's default, or as strategy, workload or machine have it."""
+    settled = None if factor.by_strategy else factor.default
+    return ((settled,) if settled is not None else ()) if factor.many else settled
+
+
+GROUP_DEFAULTS: dict[str, Any] = {factor.key: _unsaid(factor) for factor in MATRIX_FACTORS}
+
+
+@dataclass(frozen=True, init=False)
 class Group:
-    """One product of lists. None or an empty tuple means: as the strategy, the workload or the machine has it."""
+    """One product of lists, by the keys of the factors. None or () means: as strategy, workload or machine have it."""
 
-    strategies: tuple[str, ...] = ()
-    devices: tuple[int, ...] = ()
-    scaling: tuple[str, ...] = ("strong",)
-    precision: tuple[str, ...] = ()
-    batch: int | None = None
-    accumulate: int = 1
-    memory_format: str | None = None
-    compile: str | None = None
-    data_pipeline: str = "resident"
+    values: Mapping[str, Any]
+
+    def __init__(self, **given: Any) -> None:
+        unknown = given.keys() - GROUP_DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"a group has no key {', '.join(sorted(unknown))}")
+        object.__setattr__(self, "values", GROUP_DEFAULTS | given)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values.items()))
+
+    def changed(self, **given: Any) -> Group:
+        return Group(**{**self.values, **given})
 
 
 @dataclass(frozen=True)
@@ -53,159 +77,72 @@ class Matrix:
 
     name: str
     groups: tuple[Group, ...]
-    description: str = ""
-    device: str = "auto"
-    workload: str = "resnet50-cifar10"
-    dataset: str = "auto"
-    steps: int | None = None
-    warmup_steps: int = 2
-    epochs: int = 1
-    blocks: int = 1
-    seed: int = 0
-    threads_per_device: int | None = None
-    timeout: float = 3600.0
-    baseline: str = "single@1"
-    control: bool = True
-    breakdown: bool = False
-    trace: bool = False
-    precision_target: float | None = None
-    max_blocks: int = 30
-    time_limit: float | None = None
-    repeat_disturbed: int = 0
-    loader_workers: int = 2
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-# -- one table of keys: how a value is read and what is right ---------------------------------------------------------
-
-
-class _Wrong(Exception):
-    """What would be right."""
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Wrong("a text")
-    return value
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if value not in choices:
-            raise _Wrong("one of " + ", ".join(choices))
-        return str(value)
-
-    return read
-
-
-def _integer(low: int, high: int | None = None) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or value > (high or value):
-            raise _Wrong(f"a whole number of at least {low}" + (f" and at most {high}" if high else ""))
-        return value
-
-    return read
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise _Wrong("a number above 0")
-    return float(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong("true or false")
-    return value
-
-
-def _list_of(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def read_all(value: Any) -> tuple[Any, ...]:
-        values = value if isinstance(value, (list, tuple)) else [value]
-        if not values:
-            raise _Wrong("at least one value")
-        return tuple(dict.fromkeys(read(item) for item in values))
-
-    return read_all
-
-
-def _devices(value: Any) -> tuple[int, ...]:
-    return () if value == "auto" else _list_of(_integer(1))(value)
-
-
-def _steps(value: Any) -> int | None:
-    if value == "epoch":
-        return None
-    try:
-        return _integer(1)(value)
-    except _Wrong:
-        raise _Wrong('a whole number of at least 1, or "epoch"') from None
-
-
-def _blocks(value: Any) -> int:
-    if value == "auto":
-        return 0
-    try:
-        return _integer(1)(value)
-    except _Wrong:
-        raise _Wrong('a whole number of at least 1, or "auto"') from None
-
-
-def _options(value: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(value, dict) or not all(isinstance(table, dict) for table in value.values()):
-        raise _Wrong("tables such as [options.ddp]")
-    return value
-
-
-GROUP_KEYS: dict[str, Callable[[Any], Any]] = {
-    "strategies": _list_of(_text),
-    "devices": _devices,
-    "scaling": _list_of(_one_of(*SCALINGS)),
-    "precision": _list_of(_one_of(*PRECISIONS)),
-    "batch": _integer(1),
-    "accumulate": _integer(1),
-    "memory_format": _one_of(*MEMORY_FORMATS),
-    "compile": _one_of(*COMPILE_MODES),
-    "data_pipeline": _one_of(*DATA_PIPELINES),
-}
-
-TOP_KEYS: dict[str, Callable[[Any], Any]] = {
-    "description": _text,
-    "device": _one_of(*DEVICE_KINDS),
-    "workload": _text,
-    "dataset": _one_of(*DATASETS),
-    "steps": _steps,
-    "warmup_steps": _integer(0),
-    "epochs": _integer(1),
-    "blocks": _blocks,
+    description: str = option("", read=text)
+    device: str = option("auto", help="auto, cpu or cuda.", read=one_of("auto", *DEVICE_KINDS))
+    workload: str = option("resnet50-cifar10", help="See `bench list workloads`.", read=text)
+    dataset: str = option("auto", help="auto, cifar10, cifar100 or synthetic.", read=one_of(*DATASETS))
+    steps: int | None = option(
+        None,
+        help="Timed steps of an epoch, at most its full batches, or epoch.",
+        panel=HOW_MUCH,
+        shape="whole or word",
+        read=whole_or(*WORDS["steps"]),
+    )
+    warmup_steps: int = option(
+        2, help="Untimed steps before the model goes back to its start.", panel=HOW_MUCH, shape="whole", read=whole(0)
+    )
+    epochs: int = option(1, help="Epochs to train; one row each.", panel=HOW_MUCH, shape="whole", read=whole(1))
+    blocks: int = option(
+        1,
+        help="Repeats of the whole matrix, or auto.",
+        panel=HOW_MUCH,
+        shape="whole or word",
+        read=whole_or(*WORDS["blocks"]),
+    )
     # torch's generators take 64 bits, and each epoch's order has a seed of its own made from this one.
-    "seed": _integer(0, 2**32 - 1),
-    "threads_per_device": _integer(1),
-    "timeout": _number,
-    "baseline": _text,
-    "control": _flag,
-    "breakdown": _flag,
-    "trace": _flag,
-    "precision_target": _number,
-    "max_blocks": _integer(2),
-    "time_limit": _number,
-    "repeat_disturbed": _integer(0),
-    "loader_workers": _integer(0),
-    "options": _options,
-}
+    seed: int = option(
+        0, help="Seed of weights, order and augmentation.", panel=MACHINE, shape="whole", read=whole(0, 2**32 - 1)
+    )
+    threads_per_device: int | None = option(
+        None, help="CPU threads of each device.", panel=MACHINE, shape="whole", read=whole(1)
+    )
+    timeout: float = option(3600.0, help="Seconds a single run may take.", panel=MACHINE, shape="number", read=number)
+    baseline: str = option(DEFAULT_BASELINE, help="NAME[@DEVICES] that speedups refer to.", panel=COMPARED, read=text)
+    control: bool = option(
+        True, help="No A/A twin of the baseline.", panel=COMPARED, shape="switch", flag="--no-control", read=switch
+    )
+    breakdown: bool = option(
+        False, help="Add marked runs that time the parts of a step.", panel=COMPARED, shape="switch", read=switch
+    )
+    trace: bool = option(
+        False,
+        help="With --breakdown: keep the profiler's trace in the run's log folder.",
+        panel=COMPARED,
+        shape="switch",
+        read=switch,
+    )
+    precision_target: float | None = option(
+        None, help="blocks auto: half-width to reach, such as 0.01.", panel=HOW_MUCH, shape="number", read=number
+    )
+    max_blocks: int = option(30, help="blocks auto: most blocks.", panel=HOW_MUCH, shape="whole", read=whole(2))
+    time_limit: float | None = option(
+        None, help="Seconds after which no further block begins.", panel=HOW_MUCH, shape="number", read=number
+    )
+    repeat_disturbed: int = option(
+        0,
+        help="Times to repeat a run that a throttling device or another process disturbed.",
+        panel=HOW_MUCH,
+        shape="whole",
+        read=whole(0),
+    )
+    loader_workers: int = option(2, help="DataLoader workers a process.", panel=MACHINE, shape="whole", read=whole(0))
+    options: Mapping[str, Mapping[str, Any]] = option(
+        {}, help="STRATEGY.OPTION=VALUE, commas sweep; repeatable.", shape="sets", flag="--set", read=tables
+    )
 
 
-def _read(key: str, value: Any, readers: Mapping[str, Callable[[Any], Any]], where: Callable[[str], str]) -> Any:
-    if key not in readers:
-        raise UserError(f"{where(key)}: unknown key {key!r}; known are {', '.join(readers)}")
-    try:
-        return readers[key](value)
-    except _Wrong as wrong:
-        raise UserError(f"{where(key)}: {key} = {_shown(value)} is not right; it takes {wrong}") from None
-
-
-def _shown(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+GROUP_KEYS: dict[str, Reader] = {known.name: known.read for known in factor_options() if known.read}
+TOP_KEYS: dict[str, Reader] = {known.name: known.read for known in options_of(Matrix) if known.read}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -239,32 +176,32 @@ def load_matrix(name: str) -> Matrix:
     return parse_matrix(text, name=path.stem, source=str(path))
 
 
-def parse_matrix(text: str, *, name: str, source: str) -> Matrix:
+def parse_matrix(source_text: str, *, name: str, source: str) -> Matrix:
     """The matrix that a TOML text describes. Raises UserError naming key and line."""
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(source_text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{source} is not valid TOML: {error}") from None
 
     def where(section: int | None) -> Callable[[str], str]:
         def place(key: str) -> str:
-            line = line_of(text, key, section)
+            line = line_of(source_text, key, section)
             return f"{source}, line {line}" if line else source
 
         return place
 
     # A campaign's matrix.toml also says its name and, under [campaign], what was found; it can be run again as it is.
-    name = _read("name", table.pop("name", name), {"name": _text}, where(None))
+    name = read_key("name", table.pop("name", name), {"name": text}, where(None))
     if not isinstance(table.pop("campaign", {}), dict):
         raise UserError(f"{where(None)('campaign')}: campaign must be a table")
     cells = table.pop("cells", [])
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise UserError(f"{where(None)('cells')}: cells must be tables, each under [[cells]]")
     readers = {**TOP_KEYS, **GROUP_KEYS}
-    values = {key: _read(key, value, readers, where(None)) for key, value in table.items()}
+    values = {key: read_key(key, value, readers, where(None)) for key, value in table.items()}
     common = Group(**{key: values.pop(key) for key in list(values) if key in GROUP_KEYS})
     groups = tuple(
-        replace(common, **{key: _read(key, value, GROUP_KEYS, where(index)) for key, value in cell.items()})
+        common.changed(**{key: read_key(key, value, GROUP_KEYS, where(index)) for key, value in cell.items()})
         for index, cell in enumerate(cells)
     )
     return Matrix(name=name, groups=groups or (common,), **values)
@@ -277,26 +214,33 @@ def override(matrix: Matrix, options: Mapping[str, Any]) -> Matrix:
     """
     given = {key: value for key, value in options.items() if value is not None}
     readers = {**TOP_KEYS, **GROUP_KEYS}
-    values = {key: _read(key, value, readers, lambda key: "--" + key.replace("_", "-")) for key, value in given.items()}
+    values = {
+        key: read_key(key, value, readers, lambda key: "--" + key.replace("_", "-")) for key, value in given.items()
+    }
     shared = {key: values.pop(key) for key in list(values) if key in GROUP_KEYS}
     if "options" in values:
         merged = {name: dict(table) for name, table in matrix.options.items()}
         for name, table in values["options"].items():
             merged.setdefault(name, {}).update(table)
         values["options"] = merged
-    groups = tuple(dict.fromkeys(replace(group, **shared) for group in matrix.groups))
+    groups = tuple(dict.fromkeys(group.changed(**shared) for group in matrix.groups))
     return replace(matrix, groups=groups, **values)
 
 
 def to_toml(matrix: Matrix, extra: Mapping[str, Any]) -> str:
     """The matrix as TOML that `parse_matrix` reads back, with further facts of the campaign under [campaign]."""
-    words = {"steps": "epoch", "blocks": "auto"}
     top = {item.name: getattr(matrix, item.name) for item in fields(Matrix) if item.name not in ("groups", "options")}
-    top = {key: words[key] if key in words and not value else value for key, value in top.items() if value != ""}
+    top = {key: in_words(key, value) for key, value in top.items() if value != ""}
     sections: list[tuple[str, Mapping[str, Any]]] = [("", top)]
-    sections += [("[[cells]]", {key: getattr(group, key) for key in GROUP_KEYS}) for group in matrix.groups]
+    sections += [("[[cells]]", group.values) for group in matrix.groups]
     sections += [(f"[options.{toml_value(strategy)}]", table) for strategy, table in matrix.options.items()]
     return toml_text([*sections, ("[campaign]", extra)])
+
+
+def in_words(key: str, value: Any) -> Any:
+    """The value as a matrix spells it."""
+    word, stands_for = WORDS.get(key, ("", value))
+    return word if word and value == stands_for else value
 
 
 def from_resolved(text: str, *, source: str) -> tuple[Matrix, dict[str, Any]]:

@@ -5,9 +5,8 @@ one block the last that was measured counts. Breakdown rows never enter. Nothing
 """
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,19 +14,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.errors import UserError
-from bench.results.columns import FACTORS
+from bench.factors import (
+    BY_NAME,
+    CELL_COLUMNS,
+    CONTROL,
+    CRASHED,
+    INVALID,
+    MEASURE,
+    MEASURED_STATUSES,
+    OK,
+    ONE_BATCH,
+    PREFERRED,
+    ROLES,
+    WORST_FIRST,
+    Baseline,
+    rank_in,
+    same_setting,
+)
 from bench.results.lossgate import loss_gate
 from bench.results.statistics import median
-
-WORST_FIRST = ("invalid", "crashed", "oom", "timeout", "interrupted", "unsupported", "ok")
-"""Statuses by how much a reader should worry."""
-
-MEASURED = ("ok", "invalid")
-"""Statuses of a run that came to its end. Of several attempts the last such counts, and without one the last."""
-
-PRECISION_PREFERENCE = ("fp32", "tf32", "amp-bf16", "amp-fp16")
-DEFAULT_BASELINE = "single@1"
 
 Key = tuple[Any, ...]
 
@@ -43,11 +48,12 @@ def sort_key(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One cell measured once. `rows` are its rows by epoch; `status` and `reason` may come from a later gate."""
+    """One cell measured once. `rows` are its rows by epoch; `overruled`: a later gate gave status and reason."""
 
     rows: tuple[Mapping[str, Any], ...] = field(repr=False)
     status: str
     reason: str
+    overruled: bool = False
 
     def first(self, column: str) -> Any:
         return self.rows[0].get(column)
@@ -92,7 +98,7 @@ class MeasuredRun:
 
     @property
     def ok(self) -> bool:
-        return self.status == "ok"
+        return self.status == OK
 
 
 @dataclass(frozen=True)
@@ -115,9 +121,9 @@ class MeasuredCell:
     def status(self) -> str:
         """ok when any run is ok and none invalid, else the worst."""
         found = {run.status for run in self.runs}
-        if "invalid" not in found and "ok" in found:
-            return "ok"
-        return next((status for status in WORST_FIRST if status in found), "crashed")
+        if INVALID not in found and OK in found:
+            return OK
+        return next((status for status in WORST_FIRST if status in found), CRASHED)
 
     @property
     def reason(self) -> str:
@@ -126,7 +132,7 @@ class MeasuredCell:
     @property
     def counts(self) -> bool:
         """Whether other cells may be compared with this one."""
-        return self.status == "ok"
+        return self.status == OK
 
     @property
     def middle_rate(self) -> float | None:
@@ -145,30 +151,12 @@ class MeasuredCell:
         return [own[block] for block in blocks], [other[block] for block in blocks]
 
     @property
-    def batch_per_replica(self) -> int | None:
-        return next((value for run in self.runs for value in run.values("batch_per_replica")), None)
+    def batch_per_part(self) -> int | None:
+        return next((value for run in self.runs for value in run.values("batch_per_part")), None)
 
-
-@dataclass(frozen=True)
-class Baseline:
-    """A strategy and a number of devices, written `NAME[@DEVICES]`."""
-
-    strategy: str
-    devices: int
-
-    @classmethod
-    def parse(cls, text: str | None) -> "Baseline":
-        """Raises UserError unless the text is NAME or NAME@DEVICES."""
-        match = re.fullmatch(r"([^@\s]+)(?:@([1-9]\d*))?", text or DEFAULT_BASELINE)
-        if not match:
-            raise UserError(f"--baseline {text!r} is not NAME[@DEVICES], such as single@1 or ddp@2")
-        return cls(match[1], int(match[2] or 1))
-
-    def __str__(self) -> str:
-        return f"{self.strategy}@{self.devices}"
-
-    def matches(self, cell: MeasuredCell) -> bool:
-        return cell["role"] == "measure" and (cell["strategy"], cell["devices"]) == (self.strategy, self.devices)
+    def fact(self, column: str) -> Any:
+        """What its rows state of its strategy, such as `plain_twin`; None without a row."""
+        return next((run.first(column) for run in self.runs), None)
 
 
 def _records(runs: pd.DataFrame) -> Iterable[dict[str, Any]]:
@@ -193,44 +181,51 @@ def make_run(rows: list[dict[str, Any]]) -> MeasuredRun:
     reason = next((row["reason"] for row in rows if row["status"] == status and row.get("reason")), "")
     run = MeasuredRun(tuple(rows), status, reason)
     if run.ok and run.samples_per_second is None:
-        return replace(run, status="invalid", reason="the run is ok but has no timed_samples or timed_seconds")
+        return replace(
+            run, status=INVALID, overruled=True, reason="the run is ok but has no timed_samples or timed_seconds"
+        )
     return run
 
 
-def collect(runs: pd.DataFrame) -> list[MeasuredCell]:
-    """The cells of a frame of runs.csv, breakdown rows left out, before any gate; sorted by their factors."""
+def collect(runs: pd.DataFrame, *, roles: Collection[str] = (MEASURE, CONTROL)) -> list[MeasuredCell]:
+    """The cells of these roles in a frame of runs.csv, before the loss gate; sorted by their factors."""
     by_run: dict[Key, list[dict[str, Any]]] = defaultdict(list)
     for row in _records(runs):
-        if row.get("role") != "breakdown":
+        if row["role"] in roles:
             by_run[(row.get("campaign_id"), row["run_id"])].append(row)
     by_cell: dict[Key, list[MeasuredRun]] = defaultdict(list)
     for rows in by_run.values():
         run = make_run(rows)
-        by_cell[tuple(run.first(name) for name in (*FACTORS, "environment_id"))].append(run)
+        by_cell[tuple(run.first(name) for name in CELL_COLUMNS)].append(run)
     return [_make_cell(key, by_cell[key]) for key in sorted(by_cell, key=sort_key)]
 
 
 def _make_cell(key: Key, runs: list[MeasuredRun]) -> MeasuredCell:
     latest: dict[Key, MeasuredRun] = {}
-    for run in sorted(runs, key=lambda run: (run.status in MEASURED, sort_key([run.first("attempt")]), run.moment)):
+    for run in sorted(runs, key=_counting):
         latest[run.pair] = run
     kept = tuple(sorted(latest.values(), key=lambda run: run.moment))
     names = sorted(name for run in kept for name in run.values("device_name"))
-    factors = dict(zip((*FACTORS, "environment_id"), key, strict=True)) | {"device_name": names[0] if names else ""}
+    factors = dict(zip(CELL_COLUMNS, key, strict=True)) | {"device_name": names[0] if names else ""}
     return MeasuredCell(key, factors, kept, superseded=len(runs) - len(kept))
 
 
-def standing(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of runs.csv whose attempt counts, every role: for what reads rows and no cells."""
-    place = ["campaign_id", *FACTORS, "environment_id", "block"]
-    rank = runs["status"].isin(MEASURED) * 1_000_000 + runs["attempt"].fillna(1).astype("int64")
-    return runs[rank == rank.groupby([runs[name] for name in place], dropna=False).transform("max")]
+def _counting(run: MeasuredRun) -> Key:
+    """Orders the attempts at one cell in one block: the last one counts. One that was measured counts before others."""
+    return (run.status in MEASURED_STATUSES, sort_key([run.first("attempt")]), run.moment)
 
 
-def same_setting(cell: MeasuredCell, other: MeasuredCell) -> bool:
-    """Whether two cells did comparable work on the same machine with the same share of it for each device."""
-    names = ("workload", "dataset", "data_pipeline", "device_kind", "threads_per_device", "environment_id")
-    return all(cell[name] == other[name] for name in names)
+def judged_runs(runs: pd.DataFrame, baseline: Baseline) -> pd.DataFrame:
+    """The rows of runs.csv that count, every role, with the status and reason that they were judged to have."""
+    judged = {run.identity: run for cell in judged_cells(runs, baseline, roles=ROLES) for run in cell.runs}
+    found = [judged.get(identity) for identity in zip(runs["campaign_id"], runs["run_id"], strict=True)]
+    kept = runs[[run is not None for run in found]].copy()
+    for column in ("status", "reason"):
+        kept[column] = [
+            getattr(run, column) if run.overruled else value
+            for run, value in zip((run for run in found if run), kept[column], strict=True)
+        ]
+    return kept
 
 
 def find_reference(
@@ -239,10 +234,10 @@ def find_reference(
     """The cell among those wanted that `cell` may be compared with, or None.
 
     Same setting; under strong scaling the same global batch, under weak scaling a reference whose global batch is
-    this cell's batch per replica. The cell's own scaling, precision, memory format, compile mode, accumulation and
-    variant are preferred, in this order; another precision is taken in the order fp32, tf32, amp-bf16, amp-fp16.
+    this cell's batch per part. The cell's own scaling, precision and further factors are preferred, in the order that
+    `bench.factors` gives them; another value is taken in the order of its vocabulary, such as fp32 first.
     """
-    batch = cell["batch_global"] if cell["scaling"] == "strong" else cell.batch_per_replica
+    batch = cell["batch_global"] if cell["scaling"] == "strong" else cell.batch_per_part
     fitting = [
         other
         for other in cells
@@ -250,26 +245,20 @@ def find_reference(
     ]
 
     def preference(other: MeasuredCell) -> Key:
-        differs = [other[name] != cell[name] for name in ("memory_format", "compile", "accumulate", "variant")]
-        return (
-            other["scaling"] != cell["scaling"],
-            other["precision"] != cell["precision"],
-            _precision_rank(other["precision"]),
-            *differs,
-            sort_key(other.key),
-        )
+        differs = [(other[name] != cell[name], rank_in(BY_NAME[name], other[name])) for name in PREFERRED]
+        return (*differs, sort_key(other.key))
 
     return min(fitting, key=preference, default=None)
 
 
-def _precision_rank(precision: str) -> int:
-    known = precision in PRECISION_PREFERENCE
-    return PRECISION_PREFERENCE.index(precision) if known else len(PRECISION_PREFERENCE)
+def judged_cells(
+    runs: pd.DataFrame, baseline: Baseline, *, roles: Collection[str] = (MEASURE, CONTROL)
+) -> list[MeasuredCell]:
+    """The cells of a frame as they are judged: a run whose loss left the baseline's band is invalid.
 
-
-def judged_cells(runs: pd.DataFrame, baseline: Baseline) -> list[MeasuredCell]:
-    """The cells of a frame with the loss gate applied: a run whose loss left the baseline's band is invalid."""
-    cells = collect(runs)
+    The only judge of what counts: the summary, charts and report, `compare`, and the exit code of a campaign ask here.
+    """
+    cells = collect(runs, roles=roles)
     return [_gated(cell, find_reference(cell, cells, baseline.matches)) for cell in cells]
 
 
@@ -291,15 +280,10 @@ def _work(run: MeasuredRun) -> Key:
 def _gated_run(run: MeasuredRun, references: Mapping[Key, MeasuredRun]) -> MeasuredRun:
     """Judge an ok run by the reference's run of its block, or by the first other of the same work."""
     # One fixed batch over and over is other work than an epoch's, and the losses of two runs on it part too far.
-    if not run.ok or is_lossy(run) or run.first("data_pipeline") == "synthetic_device" or not references:
+    if not run.ok or not run.first("same_work") or run.first("data_pipeline") == ONE_BATCH or not references:
         return run
     other = references.get(run.pair) or next(iter(references.values()))
     reason = loss_gate(
         run.first("loss_first"), run.last("loss_last"), other.first("loss_first"), other.last("loss_last")
     )
-    return replace(run, status="invalid", reason=reason) if reason else run
-
-
-def is_lossy(run: MeasuredRun) -> bool:
-    """Whether the run's own `gate` or `details` say that its strategy is lossy, so that no loss band holds for it."""
-    return any("lossy" in text for column in ("gate", "details") for text in run.values(column))
+    return replace(run, status=INVALID, reason=reason, overruled=True) if reason else run

@@ -5,19 +5,19 @@ are all derived from here, so they cannot disagree. A value that does not exist 
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from bench.factors import BY_NAME, FACTOR_NAMES, STATUSES
 
 SCHEMA_VERSION = "1"
-
-STATUSES = ("ok", "unsupported", "invalid", "oom", "timeout", "crashed", "interrupted")
-FAILED_STATUSES = ("invalid", "oom", "timeout", "crashed", "interrupted")
-ROLES = ("measure", "control", "breakdown")
 
 
 @dataclass(frozen=True)
 class Column:
     """One column. `kind` is `str`, `int`, `float` or `bool` (written `true` or `false`).
 
-    `added` columns came after the first files of this schema version: where a file lacks one, it reads as blank.
+    `added` columns came after the first files of this schema version: where a file lacks one, it reads as `otherwise`,
+    blank unless stated. `formerly` is the name that a column had in such files.
     """
 
     name: str
@@ -25,10 +25,27 @@ class Column:
     unit: str
     meaning: str
     added: bool = False
+    otherwise: Any = None
+    formerly: str = ""
 
 
-def _columns(*rows: tuple[str, str, str, str] | Column) -> tuple[Column, ...]:
-    return tuple(row if isinstance(row, Column) else Column(*row) for row in rows)
+def _factor(name: str, *, added: bool = False) -> Column:
+    factor = BY_NAME[name]
+    return Column(name, factor.kind, factor.unit, factor.meaning, added, factor.default if added else None)
+
+
+def _columns(*rows: tuple[str, str, str, str] | Column | str) -> tuple[Column, ...]:
+    """A table of columns. A plain name is a factor; `*` stands for all others, which came later."""
+    named = {row for row in rows if isinstance(row, str)}
+    found: list[Column] = []
+    for row in rows:
+        if row == "*":
+            found += [_factor(name, added=True) for name in FACTOR_NAMES if name not in named]
+        elif isinstance(row, str):
+            found.append(_factor(row))
+        else:
+            found.append(row if isinstance(row, Column) else Column(*row))
+    return tuple(found)
 
 
 RUN_COLUMNS = _columns(
@@ -42,37 +59,50 @@ RUN_COLUMNS = _columns(
     ("environment_id", "str", "", "hash of the identity facts in environment.json"),
     ("git_commit", "str", "", "commit of the suite, blank when installed from a wheel"),
     ("git_dirty", "bool", "", "whether the suite's working tree differed from that commit"),
-    ("role", "str", "", "measure: a headline run; control: the baseline's A/A twin; breakdown: never headline"),
-    ("strategy", "str", "", "registry name"),
-    ("devices", "int", "devices", "GPUs, or equal shares of the CPU cores"),
+    "role",
+    "strategy",
+    "devices",
     ("processes", "int", "", "processes started"),
     ("replicas", "int", "", "full copies of the model"),
-    ("device_kind", "str", "", "cpu or cuda"),
+    "device_kind",
     ("device_name", "str", "", "model of the processor or GPU"),
     ("backend", "str", "", "torch.distributed backend, blank for one process without a group"),
-    ("threads_per_device", "int", "threads", "CPU threads of each device, the same in every cell of a matrix"),
-    ("workload", "str", "", "registry name: model, loss, optimizer and transforms"),
-    ("dataset", "str", "", "what was trained on"),
+    "threads_per_device",
+    "workload",
+    "dataset",
     ("dataset_fingerprint", "str", "", "hash of the samples that were read"),
-    ("data_pipeline", "str", "", "how batches reach the device"),
-    ("precision", "str", "", "fp32, tf32, amp-bf16 or amp-fp16"),
-    ("memory_format", "str", "", "contiguous or channels_last"),
-    ("compile", "str", "", "torch.compile mode, or off"),
-    ("variant", "str", "", "options of the strategy that differ from its defaults, as key=value;key=value"),
+    "data_pipeline",
+    "precision",
+    "memory_format",
+    "compile",
+    "variant",
+    Column("same_work", "bool", "", "whether the losses should be the baseline's, up to rounding", added=True),
+    Column("plain_twin", "str", "", "the strategy that this one is at another precision of", added=True),
+    Column(
+        "tuned_twin",
+        "str",
+        "",
+        "the strategy that is this one as an expert would set it up; its own name if it is that",
+        added=True,
+    ),
     ("details", "str", "", "what the strategy actually used, such as the BatchNorm layer or the split point"),
-    ("scaling", "str", "", "strong: global batch fixed as devices grow; weak: per-replica batch fixed"),
-    ("batch_global", "int", "samples", "samples per optimizer step over all replicas"),
-    ("batch_per_replica", "int", "samples", "samples per optimizer step and replica"),
-    ("accumulate", "int", "", "micro-batches per optimizer step"),
+    "scaling",
+    "batch_global",
+    Column("batch_per_part", "int", "samples", "samples per optimizer step and part", formerly="batch_per_replica"),
+    "accumulate",
+    "*",
     ("seed", "int", "", "seed of weights, order and augmentation"),
     ("epoch", "int", "", "which epoch of the run this row is, from 1"),
     ("status", "str", "", "one of " + ", ".join(STATUSES)),
     ("reason", "str", "", "why the status is not ok, in the failing rank's own words"),
     ("exit_code", "int", "", "of the failing rank: positive its exit code, negative the signal that ended it"),
     ("warnings", "str", "", "what a careful reader should know, separated by ' | '"),
+    Column(
+        "repeated_for", "str", "", "what disturbed the run, where it is measured again; blank otherwise", added=True
+    ),
     ("warmup_steps", "int", "steps", "untimed steps before the model goes back to its start"),
     ("timed_steps", "int", "steps", "optimizer steps inside the timed region"),
-    ("timed_samples", "int", "samples", "samples over all replicas inside the timed region"),
+    ("timed_samples", "int", "samples", "samples over all parts inside the timed region"),
     ("epoch_samples", "int", "samples", "size of the training set"),
     ("dropped_samples", "int", "samples", "rest of a whole epoch that fills no global batch; blank for part of one"),
     ("epoch_measured", "bool", "", "true when every full batch of the epoch was run, false for part of it"),
@@ -114,11 +144,11 @@ RUN_COLUMNS = _columns(
         added=True,
     ),
     Column("gradient_bytes", "int", "B", "gradients of one replica: what a step has to exchange", added=True),
-    ("loss_first", "float", "", "training loss of the first timed step, mean over replicas"),
-    ("loss_last", "float", "", "training loss of the last timed step, mean over replicas"),
+    ("loss_first", "float", "", "training loss of the first timed step, mean over parts"),
+    ("loss_last", "float", "", "training loss of the last timed step, mean over parts"),
     ("test_accuracy", "float", "", "exact share of the test set, 0 to 1; blank for part of an epoch or synthetic data"),
     ("skipped_steps", "int", "steps", "optimizer steps that the AMP loss scaler skipped"),
-    ("parameter_hash", "str", "", "hash of the parameters after the timed region, equal over replicas"),
+    ("parameter_hash", "str", "", "hash of the parameters after the timed region, equal over the ranks of a piece"),
     ("gate", "str", "", "passed, or which check failed"),
     ("foreign_cpu_fraction", "float", "", "share of all cores used by other processes during the run, mean"),
     ("load_average_start", "float", "", "1-minute load average of the machine when the run began"),
@@ -138,23 +168,24 @@ STEP_COLUMNS = _columns(
 )
 
 SUMMARY_COLUMNS = _columns(
-    ("strategy", "str", "", "registry name"),
-    ("devices", "int", "devices", "as in runs.csv"),
-    ("scaling", "str", "", "strong or weak"),
-    ("precision", "str", "", "as in runs.csv"),
-    ("role", "str", "", "measure, or control for the A/A twin of the baseline"),
-    ("workload", "str", "", "as in runs.csv"),
-    ("dataset", "str", "", "as in runs.csv"),
-    ("data_pipeline", "str", "", "as in runs.csv"),
-    ("memory_format", "str", "", "as in runs.csv"),
-    ("compile", "str", "", "as in runs.csv"),
-    ("variant", "str", "", "as in runs.csv"),
-    ("device_kind", "str", "", "cpu or cuda"),
+    "strategy",
+    "devices",
+    "scaling",
+    "precision",
+    "role",
+    "workload",
+    "dataset",
+    "data_pipeline",
+    "memory_format",
+    "compile",
+    "variant",
+    "device_kind",
     ("device_name", "str", "", "as in runs.csv"),
     ("environment_id", "str", "", "as in runs.csv; rows of different machines are never pooled"),
-    ("threads_per_device", "int", "threads", "as in runs.csv"),
-    ("batch_global", "int", "samples", "as in runs.csv"),
-    ("accumulate", "int", "", "as in runs.csv"),
+    "threads_per_device",
+    "batch_global",
+    "accumulate",
+    "*",
     ("runs_ok", "int", "", "runs that count"),
     ("runs_failed", "int", "", "runs that failed, unsupported ones not counted"),
     ("epoch_seconds", "float", "s", "median over the ok runs"),
@@ -171,7 +202,8 @@ SUMMARY_COLUMNS = _columns(
     ("gain_from_precision", "float", "", "samples/s ÷ those of the same devices at the baseline's precision"),
     ("gain_from_devices", "float", "", "samples/s ÷ those of the same strategy and precision on one device"),
     ("compile_pays_after_epochs", "str", "", "compile time / seconds it saves an epoch over compile off, or never"),
-    ("cost_devices", "str", "", "COST: fewest devices at which this strategy beats single_tuned, or never"),
+    ("cost_devices", "str", "", "COST: fewest devices at which this strategy beats the tuned single device, or never"),
+    Column("cost_opponent", "bool", "", "whether this is a tuned single device, which COST refers to", added=True),
     ("step_seconds_cov", "float", "", "median over the ok runs"),
     ("flops_per_sample", "float", "FLOP", "as in runs.csv"),
     ("achieved_flops_per_second", "float", "FLOP/s", "median over the ok runs"),
@@ -182,27 +214,9 @@ SUMMARY_COLUMNS = _columns(
     ("status", "str", "", "ok when any run is ok and none invalid, else the worst status of its runs"),
     ("reason", "str", "", "of the first run that is not ok"),
     ("flags", "str", "", "what a careful reader should know, separated by ' | '"),
+    Column("flag_keys", "str", "", "what each flag is about, in the same order, separated by ' | '", added=True),
     ("stop_reason", "str", "", "why the campaign took no further blocks"),
 )
-
-FACTORS = (
-    "strategy",
-    "devices",
-    "scaling",
-    "precision",
-    "role",
-    "workload",
-    "dataset",
-    "data_pipeline",
-    "memory_format",
-    "compile",
-    "variant",
-    "device_kind",
-    "threads_per_device",
-    "batch_global",
-    "accumulate",
-)
-"""The columns of runs.csv that identify a cell; rows that agree in all of them are repeats of one another."""
 
 
 def names(columns: tuple[Column, ...]) -> list[str]:

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import EXIT_OK, EXIT_REGRESSION, UserError
-from bench.results.cells import Baseline, Key, MeasuredCell, judged_cells, sort_key
-from bench.results.columns import FACTORS
+from bench.factors import FACTOR_NAMES, MEASURE, UNSUPPORTED, Baseline, cell_name, varying
+from bench.results.cells import Key, MeasuredCell, judged_cells, sort_key
 from bench.results.folder import Campaign
 from bench.results.statistics import Interval, holm, mann_whitney, paired_log_ratio, welch_log_ratio
 
 FORMATS = ("text", "markdown", "json", "csv")
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNCLEAR", "MISSING")
-PAIRED_BY = tuple(name for name in FACTORS if name != "role")
+PAIRED_BY = tuple(name for name in FACTOR_NAMES if name != "role")
 MAY_DIFFER = frozenset({"strategybench"})
 """Identity facts that say which code was measured, which is what one compares, and not on what."""
 
@@ -115,7 +115,7 @@ def _cells(campaign: Campaign) -> dict[Key, MeasuredCell]:
     spec = Baseline.parse(str(campaign.matrix.get("baseline") or "") or None)
     found: dict[Key, MeasuredCell] = {}
     for cell in judged_cells(campaign.runs, spec):
-        if cell["role"] != "measure":
+        if cell["role"] != MEASURE:
             continue
         key = tuple(cell[name] for name in PAIRED_BY)
         found[key] = replace(found[key], runs=found[key].runs + cell.runs) if key in found else cell
@@ -123,13 +123,12 @@ def _cells(campaign: Campaign) -> dict[Key, MeasuredCell]:
 
 
 def _unsupported(cell: MeasuredCell | None) -> bool:
-    return cell is not None and cell.status == "unsupported"
+    return cell is not None and cell.status == UNSUPPORTED
 
 
 def _place(key: Key) -> str:
     factors = dict(zip(PAIRED_BY, key, strict=True))
-    words = [f"{factors['strategy']}@{factors['devices']}", factors["precision"], factors["scaling"]]
-    return " ".join(str(word) for word in words if word and word != "strong")
+    return cell_name({**factors, "role": MEASURE})
 
 
 def _commits(campaign: Campaign) -> str:
@@ -320,9 +319,8 @@ def _csv_value(value: Any) -> Any:
 
 def _varying(rows: Iterable[Verdict]) -> list[str]:
     """Factors beyond those with a column of their own that tell the cells of this comparison apart."""
-    found = list(rows)
     shown = {"strategy", "devices", "scaling", "precision"}
-    return [name for name in PAIRED_BY if name not in shown and len({row.factors[name] for row in found}) > 1]
+    return varying([row.factors for row in rows], [name for name in PAIRED_BY if name not in shown])
 
 
 def _cells_of(row: Verdict, varying: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import io
 import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ def parse_value(column: Column, text: str) -> Any:
     return text
 
 
+def as_read(columns: tuple[Column, ...], row: Row) -> dict[str, Any]:
+    """The row as a file of these columns would give it back."""
+    return {column.name: parse_value(column, format_value(column, row.get(column.name))) for column in columns}
+
+
 def _encode(rows: Iterable[list[str]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -83,7 +88,9 @@ def check_header(path: Path, columns: tuple[Column, ...]) -> None:
         return
     missing = [name for name in expected if name not in found]
     extra = [name for name in found if name not in expected]
-    if missing and found and not extra and all(column.added for column in columns if column.name in missing):
+    former = {column.formerly for column in columns if column.formerly}
+    earlier = all(column.added or column.formerly in found for column in columns if column.name in missing)
+    if missing and found and former.issuperset(extra) and earlier:
         raise UserError(
             f"{path} is of an earlier version of the suite (it lacks {', '.join(missing)}): it can be read and drawn, "
             "but not continued; begin a new campaign"
@@ -131,6 +138,15 @@ def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) ->
         ) from None
 
 
+def _name_there(column: Column, header: Sequence[str]) -> str:
+    """What the column is called in a file of this header, "" where it has none."""
+    return next((name for name in (column.name, column.formerly) if name and name in header), "")
+
+
+def _otherwise(column: Column) -> Any:
+    return parse_value(column, "") if column.otherwise is None else column.otherwise
+
+
 def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Read a file of these columns as dictionaries of typed values.
 
@@ -145,11 +161,12 @@ def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             header = next(reader, None)
             if not header:
                 raise UserError(f"{path} is empty; a file of this suite begins with its header")
-            missing = [column.name for column in columns if column.name not in header and not column.added]
+            names_there = {column.name: _name_there(column, header) for column in columns}
+            missing = [column.name for column in columns if not names_there[column.name] and not column.added]
             if missing:
                 raise UserError(f"{path} lacks the columns {', '.join(missing)}; it is not of schema version 1")
-            places = [(column, header.index(column.name)) for column in columns if column.name in header]
-            blank = {column.name: parse_value(column, "") for column in columns if column.name not in header}
+            places = [(column, header.index(name)) for column in columns if (name := names_there[column.name])]
+            blank = {column.name: _otherwise(column) for column in columns if not names_there[column.name]}
             rows = []
             for cells in reader:
                 if not cells:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.factors import CONTROL
 from bench.results.cells import MeasuredCell, MeasuredRun
 from bench.results.statistics import Interval, drift, median, modified_z
 
@@ -54,11 +55,6 @@ def what_to_do(flag_key: str) -> str:
     return ADVICE[flag_key]
 
 
-def key_of(text: str) -> str | None:
-    """The key of a flag's text as it stands in summary.csv, or None: every text begins with its own words."""
-    return next((key for key, words in _WORDS.items() if text.startswith(words)), None)
-
-
 _WORDS = {
     "unsteady_steps": "unsteady steps",
     "outlying_run": "outlying run",
@@ -81,7 +77,7 @@ def _flag(key: str, text: str) -> Flag:
 def cell_flags(cell: MeasuredCell, *, interval: Interval | None = None) -> list[Flag]:
     """The flags of one cell; `interval` is its speedup's, which only a control cell is judged by."""
     found = [check(cell.ok_runs) for check in _CHECKS] if cell.ok_runs else []
-    if cell["role"] == "control" and interval is not None:
+    if cell["role"] == CONTROL and interval is not None:
         found.append(_control(interval))
     if cell.superseded:
         found.append(

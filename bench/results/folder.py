@@ -2,19 +2,22 @@
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
-from bench.results.columns import ROLES, RUN_COLUMNS, SCHEMA_VERSION, STATUSES, STEP_COLUMNS, Column
+from bench.factors import ROLES, STATUSES
+from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column
 from bench.results.csvfile import read_rows
+from strategies import BUILT_IN
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_BUILT_IN = {entry.name: entry for entry in BUILT_IN}
 _PANDAS_TYPES = {"str": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
@@ -34,7 +37,16 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         for name, known in (("status", STATUSES), ("role", ROLES)):
             if row[name] not in known:
                 raise UserError(f"{path}, line {number}: {name} {row[name]!r} is none of {', '.join(known)}")
+        if row["same_work"] is None:
+            row.update(_facts_of_before(row))
     return rows
+
+
+def _facts_of_before(row: dict[str, Any]) -> dict[str, Any]:
+    """What rows now state of their strategy, for an older row: from its own details, and the table of built-ins."""
+    entry = _BUILT_IN.get(row["strategy"])
+    twins = {"plain_twin": entry.plain, "tuned_twin": entry.tuned} if entry else {}
+    return {"same_work": "gradients=lossy" not in row["details"], **twins}
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,7 @@ def _table(value: Any, path: Path) -> dict[str, Any]:
     return value
 
 
-def frame(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFrame":
+def frame(rows: Sequence[Mapping[str, Any]], columns: tuple[Column, ...]) -> "pd.DataFrame":
     """Typed frame of dictionaries: Int64, float64, boolean and str columns in the table's order.
 
     Raises UserError for a whole number that does not fit into 64 bits.

@@ -11,6 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from bench.factors import BREAKDOWN, MEASURE, OK
+
 CELL_KEYS = ["series", "devices", "scaling"]
 
 
@@ -25,7 +27,7 @@ def arithmetic(summary: pd.DataFrame, measured: Mapping[str, Any]) -> list[dict[
     found = []
     for _, row in summary.iterrows():
         rate = _positive(rates.get(str(row["precision"])))
-        if row["status"] != "ok" or rate is None or pd.isna(row["achieved_flops_per_second"]):
+        if row["status"] != OK or rate is None or pd.isna(row["achieved_flops_per_second"]):
             continue
         achieved, limit = float(row["achieved_flops_per_second"]), rate * int(row["devices"])
         found.append(
@@ -51,11 +53,11 @@ def exchange(summary: pd.DataFrame, runs: pd.DataFrame, measured: Mapping[str, A
     if limit is None:
         return []
     found = []
-    for _, row in summary[(summary["status"] == "ok") & (summary["role"] == "measure")].iterrows():
-        own = runs[(runs[CELL_KEYS] == row[CELL_KEYS]).all(axis=1) & (runs["status"] == "ok")]
+    for _, row in summary[(summary["status"] == OK) & (summary["role"] == MEASURE)].iterrows():
+        own = runs[(runs[CELL_KEYS] == row[CELL_KEYS]).all(axis=1) & (runs["status"] == OK)]
         own = own[own["gradient_bytes"].notna() & own["backend"].ne("") & own["replicas"].gt(1)]
-        own = own[~own["details"].str.contains("gradients=lossy", regex=False)]
-        headline, split = own[own["role"] == "measure"], own[own["role"] == "breakdown"]
+        own = own[own["same_work"]]
+        headline, split = own[own["role"] == MEASURE], own[own["role"] == BREAKDOWN]
         if not len(headline):
             continue
         replicas = int(headline["replicas"].iloc[0])

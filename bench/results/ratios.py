@@ -3,13 +3,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from bench.factors import CELL_COLUMNS, MEASURE
 from bench.results.cells import Key, MeasuredCell, find_reference, sort_key
-from bench.results.columns import FACTORS
 from bench.results.statistics import geometric_mean, median
-
-TUNED = "single_tuned"
-PLAIN_NAME_SUFFIX = "_amp"
-"""`ddp_amp` is the DDP strategy at another precision: its twin at the baseline's precision is `ddp`."""
 
 
 def paired_ratio(cell: MeasuredCell, reference: MeasuredCell | None) -> float | None:
@@ -25,12 +21,12 @@ def gains(cell: MeasuredCell, reference: MeasuredCell | None, cells: Sequence[Me
 
     A cell at the baseline's precision, or on one device, is its own twin: its gain there is 1.
     """
-    if cell["role"] != "measure":
+    if cell["role"] != MEASURE:
         return {"gain_from_precision": None, "gain_from_devices": None}
 
     def one_device(other: MeasuredCell) -> bool:
         own = ("strategy", "precision", "memory_format", "compile", "variant")
-        return other["role"] == "measure" and other["devices"] == 1 and all(other[n] == cell[n] for n in own)
+        return other["role"] == MEASURE and other["devices"] == 1 and all(other[n] == cell[n] for n in own)
 
     twin = _twin_at_baseline_precision(cell, reference, cells) if reference is not None else None
     return {
@@ -42,12 +38,12 @@ def gains(cell: MeasuredCell, reference: MeasuredCell | None, cells: Sequence[Me
 def _twin_at_baseline_precision(
     cell: MeasuredCell, reference: MeasuredCell, cells: Sequence[MeasuredCell]
 ) -> MeasuredCell | None:
-    """The same cell at the baseline's precision: of the same name, else of the name without `_amp`."""
+    """The same cell at the baseline's precision: of the same name, else of its plain twin's."""
     if cell["precision"] == reference["precision"]:
         return cell
     varying = {"strategy", "precision", "memory_format", "variant"}
-    fixed = [name for name in (*FACTORS, "environment_id") if name not in varying]
-    names = (cell["strategy"], cell["strategy"].removesuffix(PLAIN_NAME_SUFFIX))
+    fixed = [name for name in CELL_COLUMNS if name not in varying]
+    names = (cell["strategy"], cell.fact("plain_twin"))
     twins = [
         other
         for other in cells
@@ -69,9 +65,9 @@ def compile_pays(cell: MeasuredCell, cells: Sequence[MeasuredCell]) -> str:
 
     Against the same cell with compile off; `never` where it saves none, "" where there is no such cell.
     """
-    if cell["compile"] in ("off", "") or not cell.counts or cell["role"] != "measure":
+    if cell["compile"] in ("off", "") or not cell.counts or cell["role"] != MEASURE:
         return ""
-    same = [name for name in (*FACTORS, "environment_id") if name != "compile"]
+    same = [name for name in CELL_COLUMNS if name != "compile"]
     eager = next(
         (o for o in cells if o["compile"] == "off" and o.counts and all(o[name] == cell[name] for name in same)), None
     )
@@ -82,30 +78,35 @@ def compile_pays(cell: MeasuredCell, cells: Sequence[MeasuredCell]) -> str:
     return f"{seconds / (before - after):.3g}" if before > after else "never"
 
 
+def is_cost_opponent(cell: MeasuredCell) -> bool:
+    """Whether this is the tuned single device: a strategy that is its own tuned twin, on one device without a group."""
+    alone = cell["devices"] == 1 and not cell.fact("backend")
+    return cell["role"] == MEASURE and alone and cell.fact("tuned_twin") == cell["strategy"]
+
+
 def costs(cells: Sequence[MeasuredCell]) -> dict[Key, str]:
-    """COST by cell key: the fewest devices at which the cell's strategy beats single_tuned, or never.
+    """COST by cell key: the fewest devices at which the cell's strategy beats the tuned single device, or never.
 
     McSherry, Isard and Murray, "Scalability! But at what COST?", HotOS 2015. A strategy's cells that differ only in
-    devices and batch share one answer; the fastest single_tuned that fits is the one to beat.
+    devices and batch share one answer; the fastest opponent that fits is the one to beat.
     """
     families: dict[Key, list[MeasuredCell]] = defaultdict(list)
     varying = {"devices", "batch_global", "accumulate"}
+    opponents = [cell for cell in cells if is_cost_opponent(cell)]
+    names = {cell["strategy"] for cell in opponents}
     for cell in cells:
-        if cell["role"] == "measure" and cell["strategy"] != TUNED:
+        if cell["role"] == MEASURE and cell["strategy"] not in names:
             families[tuple(value for name, value in sorted(cell.factors.items()) if name not in varying)].append(cell)
     answers = {}
     for family in families.values():
-        rivals = [(cell, rate) for cell in family if cell.counts and (rate := _tuned_rate(cell, cells))]
+        rivals = [(cell, rate) for cell in family if cell.counts and (rate := _rate_to_beat(cell, opponents))]
         beating = [cell["devices"] for cell, rate in rivals if (cell.middle_rate or 0) > rate]
         if rivals:
             answers.update({cell.key: str(min(beating)) if beating else "never" for cell in family})
     return answers
 
 
-def _tuned_rate(cell: MeasuredCell, cells: Sequence[MeasuredCell]) -> float | None:
-    """Samples/s of the fastest single_tuned on one device that did comparable work, at whatever precision."""
-    tuned = [
-        other for other in cells if other["strategy"] == TUNED and other["devices"] == 1 and other["role"] == "measure"
-    ]
-    fitting = (find_reference(cell, [other], lambda _: True) for other in tuned)
+def _rate_to_beat(cell: MeasuredCell, opponents: Sequence[MeasuredCell]) -> float | None:
+    """Samples/s of the fastest opponent that did comparable work, at whatever precision."""
+    fitting = (find_reference(cell, [other], lambda _: True) for other in opponents)
     return max((other.middle_rate or 0.0 for other in fitting if other is not None), default=None)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from bench.results.columns import FAILED_STATUSES
+from bench.factors import CELL_FACTORS, CONTROL, FAILED_STATUSES, MEASURE, OK, UNSUPPORTED, is_baseline_row
 
 ALPHA = 0.05
 MOST_NAMED = 4
@@ -36,18 +36,13 @@ class Answer:
     details: tuple[str, ...] = ()
 
 
-def is_baseline(row: Any) -> bool:
-    """Whether a row of the summary is the cell that others are compared with."""
-    named = bool(row["baseline"]) and row["role"] == "measure"
-    return named and row["baseline"] == f"{row['strategy']}@{row['devices']} {row['precision']}"
-
-
 def name_of(row: Any, summary: pd.DataFrame) -> str:
     """`ddp_amp on 2 devices`, with whatever else tells the cell from its namesakes in this summary."""
     same = summary[(summary["strategy"] == row["strategy"]) & (summary["devices"] == row["devices"])]
     same = same[(same["scaling"] == row["scaling"]) & (same["role"] == row["role"])]
     extra = []
-    for column in ("precision", "memory_format", "compile", "variant", "batch_global", "accumulate"):
+    told = ("strategy", "devices", "scaling", "role")
+    for column in (factor.name for factor in CELL_FACTORS if factor.name not in told):
         if len(same) > 1 and same[column].nunique() > 1 and pd.notna(row[column]) and row[column] != "":
             extra.append(f"{column.replace('_', ' ')} {row[column]}")
     count = int(row["devices"])
@@ -64,10 +59,10 @@ def times(row: Any) -> str:
 
 def answer(summary: pd.DataFrame) -> Answer:
     """Judge the summary of one machine and workload by the rules above."""
-    measured = summary[summary["role"] == "measure"]
+    measured = summary[summary["role"] == MEASURE]
     scaling = "strong" if (measured["scaling"] == "strong").any() else "weak"
-    cells = measured[(measured["scaling"] == scaling) & (measured["status"] == "ok") & measured["speedup"].notna()]
-    others = cells[[not is_baseline(row) for _, row in cells.iterrows()]] if len(cells) else cells
+    cells = measured[(measured["scaling"] == scaling) & (measured["status"] == OK) & measured["speedup"].notna()]
+    others = cells[[not is_baseline_row(row) for _, row in cells.iterrows()]] if len(cells) else cells
     trouble = _trouble(measured)
     if not len(cells):
         return Answer(
@@ -112,7 +107,7 @@ def _doubt(best: Any, summary: pd.DataFrame) -> str:
         return "its interval contains 1"
     if pd.notna(best["p_value_holm"]) and best["p_value_holm"] >= ALPHA:
         return f"among so many cells one may look this fast by chance (adjusted p = {best['p_value_holm']:.2g})"
-    control = summary[(summary["role"] == "control") & (summary["scaling"] == best["scaling"])]
+    control = summary[(summary["role"] == CONTROL) & (summary["scaling"] == best["scaling"])]
     control = control[control["speedup_high"].notna()]
     if len(control) and best["speedup"] <= max(
         float(control["speedup_high"].max()), 1 / float(control["speedup_low"].min())
@@ -138,8 +133,8 @@ def _rivals(best: Any, others: pd.DataFrame, summary: pd.DataFrame) -> tuple[str
 
 def _costs(best: Any, summary: pd.DataFrame) -> tuple[str, ...]:
     """What the recommended cell costs in accuracy and memory beside its baseline, and which precision it needs."""
-    base = summary[(summary["role"] == "measure") & (summary["scaling"] == best["scaling"])]
-    base = base[[is_baseline(row) and row["baseline"] == best["baseline"] for _, row in base.iterrows()]]
+    base = summary[(summary["role"] == MEASURE) & (summary["scaling"] == best["scaling"])]
+    base = base[[is_baseline_row(row) and row["baseline"] == best["baseline"] for _, row in base.iterrows()]]
     sentences = []
     if len(base):
         other = base.iloc[0]
@@ -160,7 +155,7 @@ def _costs(best: Any, summary: pd.DataFrame) -> tuple[str, ...]:
 def _trouble(measured: pd.DataFrame) -> tuple[str, ...]:
     """How many cells have no figure."""
     failed = int(measured["status"].isin(FAILED_STATUSES).sum())
-    unsupported = int((measured["status"] == "unsupported").sum())
+    unsupported = int((measured["status"] == UNSUPPORTED).sum())
     sentences = []
     if failed:
         sentences.append(f"{failed} cell{'' if failed == 1 else 's'} failed; the table gives the reasons.")

@@ -14,34 +14,31 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UserError
-from bench.results.cells import (
+from bench.factors import (
+    CONTROL,
+    FACTOR_NAMES,
+    FAILED_STATUSES,
+    MEASURE,
+    OK,
     Baseline,
+    baseline_name,
+    same_setting,
+)
+from bench.results.cells import (
     Key,
     MeasuredCell,
     MeasuredRun,
     find_reference,
     finite,
     judged_cells,
-    same_setting,
     sort_key,
 )
-from bench.results.columns import FACTORS, FAILED_STATUSES, SUMMARY_COLUMNS
+from bench.results.columns import SUMMARY_COLUMNS
 from bench.results.csvfile import write_rows
-from bench.results.flags import campaign_drift, cell_flags
+from bench.results.flags import Flag, campaign_drift, cell_flags
 from bench.results.folder import Campaign, frame
-from bench.results.lossgate import loss_gate
-from bench.results.ratios import compile_pays, costs, gains
+from bench.results.ratios import compile_pays, costs, gains, is_cost_opponent
 from bench.results.statistics import Interval, holm, median, paired_log_ratio
-
-__all__ = [
-    "campaign_summary",
-    "check_baseline",
-    "loss_gate",
-    "pair_log_ratios",
-    "summarise",
-    "summary_rows",
-    "write_summary",
-]
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def summarise(runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: s
     cells = judged_cells(runs, spec)
     judged = [_judge(cell, cells, spec) for cell in cells]
     adjusted = holm([_family_p(item) for item in judged])
-    drifts = _drift_texts(cells, spec)
+    drifts = _drifts(cells, spec)
     cost = costs(cells)
     rows = {
         item.cell.key: {
@@ -79,9 +76,10 @@ def summarise(runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: s
             **gains(item.cell, item.reference, cells),
             "compile_pays_after_epochs": compile_pays(item.cell, cells),
             "cost_devices": cost.get(item.cell.key, ""),
+            "cost_opponent": is_cost_opponent(item.cell),
             "status": item.cell.status,
             "reason": item.cell.reason,
-            "flags": _flag_text(item, drifts),
+            **_flags(item, drifts),
             "stop_reason": stop_reason,
         }
         for item, p in zip(judged, adjusted, strict=True)
@@ -180,7 +178,7 @@ def _figures(cell: MeasuredCell) -> dict[str, Any]:
 
 
 def _compare(cell: MeasuredCell, reference: MeasuredCell | None) -> Interval | None:
-    if reference is None or cell.status != "ok":
+    if reference is None or cell.status != OK:
         return None
     own, other = cell.paired_rates(reference)
     return paired_log_ratio(own, other) if own else None
@@ -193,7 +191,7 @@ def _judge(cell: MeasuredCell, cells: Sequence[MeasuredCell], spec: Baseline) ->
 
 def _family_p(item: Judged) -> float | None:
     """The p of a cell that is judged: neither the baseline itself nor its control."""
-    if item.is_baseline or item.cell["role"] != "measure" or item.interval is None:
+    if item.is_baseline or item.cell["role"] != MEASURE or item.interval is None:
         return None
     return item.interval.p
 
@@ -201,7 +199,7 @@ def _family_p(item: Judged) -> float | None:
 def _speedup(item: Judged, *, adjusted_p: float | None) -> dict[str, Any]:
     name = ""
     if item.reference is not None:
-        name = f"{item.reference['strategy']}@{item.reference['devices']} {item.reference['precision']}"
+        name = baseline_name(item.reference)
     interval = item.interval
     if interval is None:
         return {"baseline": name, "pairs": 0} | dict.fromkeys(
@@ -225,11 +223,11 @@ def pair_log_ratios(runs: pd.DataFrame, *, baseline: str | None = None) -> dict[
     cells = judged_cells(runs, spec)
     ratios = {}
     for item in (_judge(cell, cells, spec) for cell in cells):
-        if item.reference is None or item.is_baseline or item.cell["role"] != "measure" or item.interval is None:
+        if item.reference is None or item.is_baseline or item.cell["role"] != MEASURE or item.interval is None:
             continue
         own, other = item.cell.paired_rates(item.reference)
         factors = item.cell.factors
-        name = " ".join(str(value) for value in (factors["strategy"], *map(factors.get, FACTORS[1:])) if value)
+        name = " ".join(str(value) for value in map(factors.get, FACTOR_NAMES) if value)
         ratios[name] = [math.log(a / b) for a, b in zip(own, other, strict=True)]
     return ratios
 
@@ -237,31 +235,30 @@ def pair_log_ratios(runs: pd.DataFrame, *, baseline: str | None = None) -> dict[
 # -- flags and order ------------------------------------------------------------------------------------------------
 
 
-def _drift_texts(cells: Sequence[MeasuredCell], spec: Baseline) -> dict[Key, str]:
+def _drifts(cells: Sequence[MeasuredCell], spec: Baseline) -> dict[Key, Flag]:
     """The drift of each machine and kind of work, on the row of its baseline, or on its first row without one."""
     groups: list[list[MeasuredCell]] = []
     for cell in cells:
         group = next((group for group in groups if same_setting(group[0], cell)), None)
         groups.append([cell]) if group is None else group.append(cell)
-    texts = {}
+    found = {}
     for group in groups:
         flag = campaign_drift(group)
         if flag is not None:
             rows = [cell for cell in group if spec.matches(cell)] or [cell for cell in group if cell.ok_runs][:1]
-            texts.update({cell.key: flag.text for cell in rows})
-    return texts
+            found.update({cell.key: flag for cell in rows})
+    return found
 
 
-def _flag_text(item: Judged, drifts: dict[Key, str]) -> str:
-    texts = [flag.text for flag in cell_flags(item.cell, interval=item.interval)]
-    if item.cell.key in drifts:
-        texts.append(drifts[item.cell.key])
-    return " | ".join(texts)
+def _flags(item: Judged, drifts: dict[Key, Flag]) -> dict[str, str]:
+    flags = cell_flags(item.cell, interval=item.interval)
+    flags += [drifts[item.cell.key]] if item.cell.key in drifts else []
+    return {"flags": " | ".join(flag.text for flag in flags), "flag_keys": " | ".join(flag.key for flag in flags)}
 
 
 def _place(cell: MeasuredCell, spec: Baseline) -> Key:
     """Scaling, work, the baseline, its control, then strategies by name, precision, devices and the rest."""
-    rank = 0 if spec.matches(cell) else 1 if cell["role"] == "control" else 2
+    rank = 0 if spec.matches(cell) else 1 if cell["role"] == CONTROL else 2
     names = ("scaling", "workload", "dataset")
     own = [cell[name] for name in ("strategy", "precision", "devices")]
     return sort_key([*(cell[name] for name in names), rank, *own, *cell.key])

@@ -1,4 +1,4 @@
-"""The largest batch a replica that fits: a search of its own, reported try by try, that changes nothing else.
+"""The largest batch per part that fits: a search of its own, reported try by try, that changes nothing else.
 
 Doubling from the cell's own batch until a try runs out of memory or the training set is too small, then halving the
 gap. Each try is one step in fresh processes, since memory that a failed try held is only surely free after its end.
@@ -18,8 +18,8 @@ SEARCH_COLUMNS = (
     Column("strategy", "str", "", "registry name"),
     Column("devices", "int", "devices", "as in runs.csv"),
     Column("precision", "str", "", "as in runs.csv"),
-    Column("batch_per_replica", "int", "samples", "what was tried"),
-    Column("batch_global", "int", "samples", "the same over all replicas"),
+    Column("batch_per_part", "int", "samples", "what was tried"),
+    Column("batch_global", "int", "samples", "the same over all parts"),
     Column("status", "str", "", "ok, oom, crashed with SIGKILL (counts as oom), or why the search ended"),
     Column("reason", "str", "", "of a try that is not ok"),
     Column("largest", "bool", "", "true for the largest batch that fits"),
@@ -30,7 +30,7 @@ TryBatch = Callable[[int], Outcome]
 
 @dataclass(frozen=True)
 class Search:
-    """What was tried, in order, and the largest batch a replica that fit (None: none did)."""
+    """What was tried, in order, and the largest batch per part that fit (None: none did)."""
 
     tries: tuple[tuple[int, Outcome], ...]
     largest: int | None
@@ -40,7 +40,7 @@ class Search:
 def search(try_batch: TryBatch, *, start: int, limit: int, multiple: int = 1) -> Search:
     """Find the largest multiple of `multiple` up to `limit` whose try is ok, to within 1/16 of it.
 
-    `try_batch` gets a batch a replica. A try that fails for another reason than memory ends the search. A rank ended
+    `try_batch` gets a batch per part. A try that fails for another reason than memory ends the search. A rank ended
     by SIGKILL counts as memory, since on the CPU the kernel ends a process so instead of refusing it memory.
     """
     tries: list[tuple[int, Outcome]] = []
@@ -76,14 +76,14 @@ def _killed(outcome: Outcome) -> bool:
 
 def search_rows(cell: PlannedCell, found: Search) -> list[dict[str, object]]:
     """The rows of batch_search.csv for one cell."""
-    assert cell.replicas is not None
+    assert cell.plan is not None
     return [
         {
-            "strategy": cell.strategy,
-            "devices": cell.devices,
-            "precision": cell.precision,
-            "batch_per_replica": batch,
-            "batch_global": batch * cell.replicas,
+            "strategy": cell["strategy"],
+            "devices": cell["devices"],
+            "precision": cell["precision"],
+            "batch_per_part": batch,
+            "batch_global": batch * cell.plan.parts,
             "status": outcome.status,
             "reason": outcome.reason,
             "largest": batch == found.largest,

@@ -1,37 +1,45 @@
-"""Whether a run counts. A fast wrong run is `invalid`, shown, and never ranked."""
+"""Whether one epoch of a run counts, from what its ranks reported. A fast wrong run is `invalid`, shown, never ranked.
+
+What only other runs can tell, whether the losses are those of the baseline, is judged in `bench.results`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from bench.results.lossgate import loss_gate
 from bench.wire import EpochMeasurement
+from strategies.places import Plan
+
+PASSED = "passed"
 
 
-def run_gate(epoch: EpochMeasurement, *, expected_samples: int, ranks_per_replica: int, test_count: int) -> str:
-    """`passed`, or what is wrong with what the ranks reported of one epoch.
+def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test_count: int) -> str:
+    """`passed`, or what is wrong with one epoch.
 
-    Losses finite, the same parameters in all replicas, every sample that should have been trained on and no more,
-    and where there was an evaluation, every test sample once.
+    Losses finite, the same parameters on all ranks of a piece, every sample that should have been trained on and no
+    more, and where there was an evaluation, every test sample once.
     """
     if not epoch.finite:
         return "a loss is not finite"
-    groups = {tuple(replica) for replica in _by_replica(epoch.parameter_hashes, ranks_per_replica)}
-    if len(groups) > 1:
-        return f"parameters differ between replicas: {len(groups)} versions after the timed region"
-    if epoch.samples != expected_samples:
-        return f"{epoch.samples} samples were trained on, {expected_samples} should have been"
+    for piece, ranks in enumerate(plan.equals()):
+        versions = {epoch.parameter_hashes[rank] for rank in ranks}
+        if len(versions) > 1:
+            of_piece = f" of piece {piece}" if plan.pieces > 1 else ""
+            return f"parameters{of_piece} differ between replicas: {len(versions)} versions after the timed region"
+    unlike = next((part for part in range(plan.read_parts) if len(_taken(epoch, plan, part)) > 1), None)
+    if unlike is not None:
+        return (
+            f"the ranks that read part {unlike} took unlike numbers of samples: {sorted(_taken(epoch, plan, unlike))}"
+        )
+    if samples(epoch, plan) != expected_samples:
+        return f"{samples(epoch, plan)} samples were trained on, {expected_samples} should have been"
     if epoch.evaluated is not None and epoch.evaluated != test_count:
         return f"{epoch.evaluated} test samples were evaluated, there are {test_count}"
-    return "passed"
+    return PASSED
 
 
-def _by_replica(hashes: Sequence[str], ranks_per_replica: int) -> list[Sequence[str]]:
-    return [hashes[start : start + ranks_per_replica] for start in range(0, len(hashes), ranks_per_replica)]
+def _taken(epoch: EpochMeasurement, plan: Plan, part: int) -> set[int]:
+    return {sum(epoch.samples[rank]) for rank in plan.readers(part)}
 
 
-def baseline_gate(epoch: EpochMeasurement, base: tuple[float | None, float | None] | None) -> str:
-    """`passed`, or how the losses differ from those of the baseline (first, last) where the work is the same."""
-    if base is None:
-        return "passed"
-    return loss_gate(epoch.loss_first, epoch.loss_last, *base) or "passed"
+def samples(epoch: EpochMeasurement, plan: Plan) -> int:
+    """Samples that were trained on, counted from the batches that the ranks took; those of one part count once."""
+    return sum(sum(epoch.samples[plan.readers(part)[0]]) for part in range(plan.read_parts))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.data import PreparedData
+from bench.factors import ONE_BATCH, run_tag
 from bench.files import write_text_atomically
-from bench.machine import environment
+from bench.machine import detect, environment
 from bench.plan.cells import PlannedCell
 from bench.plan.matrix import Matrix, to_toml
 from bench.run.resume import hashes
 from bench.run.rows import CampaignFacts
 from bench.run.store import Store
+from bench.wire import RunSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,46 @@ class Job:
     checkpoint: Path | None = None
     initial_state: Path | None = None
     anonymous: bool = False
+
+    def run_spec(self, cell: PlannedCell, name: str, *, folder: Path, count_flops: bool) -> RunSpec:
+        """What the ranks of one run of a cell are told; `folder` is the run's own."""
+        facts, matrix = self.facts, self.matrix
+        kind = facts.machine.device_kind
+        return RunSpec(
+            run_id=name,
+            folder=str(folder),
+            rendezvous=str(folder / "rendezvous"),
+            parent_pid=os.getpid(),
+            strategy_files=tuple(str(path.resolve()) for path in self.strategy_files),
+            cell=cell.spec,
+            device_kind=kind,
+            backend=detect.backend(kind) if cell.uses_process_group else "",
+            threads_per_device=facts.threads_per_device,
+            workload=facts.workload,
+            **_data_paths(facts.data),
+            loader_workers=matrix.loader_workers,
+            synthetic=facts.data.synthetic or cell["data_pipeline"] == ONE_BATCH,
+            seed=facts.seed,
+            warmup_steps=facts.warmup_steps,
+            steps=facts.timed_steps(cell),
+            epochs=matrix.epochs,
+            whole_epoch=facts.whole_epoch(cell),
+            timeout_seconds=matrix.timeout,
+            checkpoint=str((self.checkpoint / f"{name}.pt").resolve()) if self.checkpoint else "",
+            initial_state=str(self.initial_state.resolve()) if self.initial_state else "",
+            count_flops=count_flops,
+            trace=matrix.trace,
+        )
+
+
+def _data_paths(data: PreparedData) -> dict[str, str]:
+    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    return {name: str(getattr(data, name).resolve()) for name in names}
+
+
+def run_id(cell: PlannedCell, block: int, attempt: int) -> str:
+    """The name of one attempt at a cell in a block: also that of its folder of logs."""
+    return f"b{block:02d}-{run_tag(cell)}" + (f"-try{attempt}" if attempt > 1 else "")
 
 
 def write_header(store: Store, job: Job) -> None:

@@ -62,7 +62,7 @@ def launch(
         with undisturbed():
             if context is not None:
                 _end(context, Path(spec.folder))
-            Path(spec.store).unlink(missing_ok=True)
+            Path(spec.rendezvous).unlink(missing_ok=True)
 
 
 def _fresh_folder(spec: RunSpec) -> Path:
@@ -72,7 +72,7 @@ def _fresh_folder(spec: RunSpec) -> Path:
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        Path(spec.store).unlink(missing_ok=True)
+        Path(spec.rendezvous).unlink(missing_ok=True)
         heartbeat.create(heartbeat_path(folder), spec.processes)
         spec.write(path)
     except OSError as error:

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import files, workloads
+from bench import workloads
 from bench.data import DATASETS, PreparedData, prepare
 from bench.errors import UserError
+from bench.files import is_file
 from bench.machine import calibrate, detect, environment, gpus, host, network
+from bench.machine.detect import Machine
 from bench.plan import registry
-from bench.plan.cells import check_baseline, device_counts, plan_cells
+from bench.plan.cells import PlannedCell, check_baseline, check_cells, device_counts, plan_cells
 from bench.plan.matrix import Matrix, from_resolved, load_matrix, override
-from bench.results.folder import read_runs
 from bench.run.job import Job
 from bench.run.reporter import Reporter
+from bench.run.request import Request as Request
 from bench.run.resume import check_same_environment, check_same_matrix, check_same_strategy_files
 from bench.run.rows import CampaignFacts
 from bench.run.store import Store, new_folder
+from bench.workloads import WorkloadEntry
 from strategies import Registry
 
 TOY_TRAIN_COUNT = 4096
 
 
 @dataclass(frozen=True)
-class Request:
-    """`bench run` as typed. `overrides` are matrix keys; None there means not given."""
+class Resolved:
+    """A request with everything settled that follows from it and from this machine. Nothing was written yet."""
 
-    matrix: str | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    out: Path | None = None
-    data_root: Path | None = None
-    strategy_files: tuple[Path, ...] = ()
-    checkpoint: Path | None = None
-    initial_state: Path | None = None
-    resume: Path | None = None
-    force: bool = False
-    anonymous: bool = False
-    command: str = ""
+    request: Request
+    matrix: Matrix
+    recorded: Mapping[str, Any]
+    """What the campaign noted of itself, where the request resumes one."""
+
+    machine: Machine
+    threads: int
+    workload: WorkloadEntry
+    strategies: Registry
+    cells: tuple[PlannedCell, ...]
 
 
 def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
@@ -52,62 +50,94 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
 
     Raises UserError; nothing is started then, and no folder is left behind that was not there.
     """
+    resolved = resolve(request)
+    _name_broken_files(resolved.strategies, resolved.matrix, reporter)
+    facts = _environment(resolved)
+    _check_resumable(resolved, facts, reporter)
+    folder = _folder(resolved, facts)
+    data = _data(resolved, reporter)
+    check_cells(resolved.cells, resolved.matrix, workload=resolved.workload, train_count=data.train_count)
+    store = _open(resolved, folder, data, reporter)
+    return _job(resolved, facts, data, store), store
+
+
+def resolve(request: Request) -> Resolved:
+    """Settle what is to be measured on this machine, and refuse what no strategy could run. Raises UserError."""
     reason = host.unsupported_platform_reason()
     if reason:
         raise UserError(reason)
     network.check_network_interface(os.environ)
-    matrix, resumed = _matrix(request)
-    request = _as_begun(request, resumed)
+    matrix, recorded = _matrix(request)
+    request = _as_begun(request, recorded)
     found = detect.detect(matrix.device)
     _check_architectures(found)
     matrix = device_counts(matrix, found, detect.default_device_counts(found))
-    counts = sorted({devices for group in matrix.groups for devices in group.devices})
+    counts = sorted({devices for group in matrix.groups for devices in group["devices"]})
     threads = detect.resolve_threads(found, counts, matrix.threads_per_device)
     workload = workloads.find(matrix.workload)
     strategies = registry.collect(request.strategy_files)
-    _name_broken_files(strategies, matrix, reporter)
     check_baseline(matrix.baseline, strategies)
     _check_initial_state(request, workload.name)
-    usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
     _check_gloo()
-    plan = partial(plan_cells, matrix, machine=found, registry=strategies, workload=workload)
-    plan(train_count=usual)
-    facts = environment.collect(anonymous=request.anonymous, kind=found.device_kind)
-    facts["volatile"]["calibration"] = calibrate.load(facts["environment_id"], threads=threads)
-    if request.resume:
-        differences = check_same_environment(request.resume, facts, force=request.force)
-        differences += check_same_strategy_files(request.resume, request.strategy_files, resumed, force=request.force)
-        for difference in differences:
-            reporter.note(f"resumed although this differs: {difference}")
-    folder = _folder(request, matrix, facts)
-    data = _data(matrix, workload.data_kind, request.data_root, reporter)
-    cells = plan(train_count=data.train_count)
+    cells = tuple(plan_cells(matrix, machine=found, registry=strategies, workload=workload))
+    usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
+    check_cells(cells, matrix, workload=workload, train_count=usual)
+    return Resolved(request, matrix, recorded, found, threads, workload, strategies, cells)
+
+
+def _environment(resolved: Resolved) -> dict[str, Any]:
+    """The content of environment.json, with the measured limits of this machine where they are known."""
+    facts = environment.collect(anonymous=resolved.request.anonymous, kind=resolved.machine.device_kind)
+    limits = calibrate.load(facts["environment_id"], threads=resolved.threads)
+    return facts | {"volatile": facts["volatile"] | {"calibration": limits}}
+
+
+def _check_resumable(resolved: Resolved, facts: Mapping[str, Any], reporter: Reporter) -> None:
+    request = resolved.request
+    if request.resume is None:
+        return
+    differences = check_same_environment(request.resume, facts, force=request.force)
+    differences += check_same_strategy_files(
+        request.resume, request.strategy_files, resolved.recorded, force=request.force
+    )
+    for difference in differences:
+        reporter.note(f"resumed although this differs: {difference}")
+
+
+def _open(resolved: Resolved, folder: Path, data: PreparedData, reporter: Reporter) -> Store:
+    """The campaign's folder, locked, mended after a crash, and of the same data."""
+    request = resolved.request
     _make_checkpoint_folder(request)
     store = Store(folder, private=environment.private_words() if request.anonymous else ())
     try:
         _check_still_new(request, store)
-        _tidy_after_a_crash(store, reporter, epochs=matrix.epochs)
+        _tidy_after_a_crash(store, reporter, epochs=resolved.matrix.epochs)
         _check_same_data(store, data, force=request.force)
     except UserError:
         store.close()
         raise
+    return store
+
+
+def _job(resolved: Resolved, facts: dict[str, Any], data: PreparedData, store: Store) -> Job:
+    request, matrix, found = resolved.request, resolved.matrix, resolved.machine
     campaign = CampaignFacts(
-        campaign_id=str(resumed.get("campaign_id") or store.folder.resolve().name),
+        campaign_id=str(resolved.recorded.get("campaign_id") or store.folder.resolve().name),
         environment_id=facts["environment_id"],
         git_commit=facts["volatile"].get("git_commit") or "",
         git_dirty=facts["volatile"].get("git_dirty"),
         machine=found,
         backend="nccl" if found.device_kind == "cuda" else "gloo",
-        threads_per_device=threads,
+        threads_per_device=resolved.threads,
         workload=matrix.workload,
         data=data,
         seed=matrix.seed,
         warmup_steps=matrix.warmup_steps,
         steps=matrix.steps,
     )
-    job = Job(
+    return Job(
         matrix,
-        cells,
+        list(resolved.cells),
         campaign,
         facts,
         request.command,
@@ -116,7 +146,6 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
         request.initial_state,
         anonymous=request.anonymous,
     )
-    return job, store
 
 
 def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
@@ -139,7 +168,7 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
     return asked, facts
 
 
-def _check_architectures(found: detect.Machine) -> None:
+def _check_architectures(found: Machine) -> None:
     """Raise UserError for a GPU that the installed torch has no kernels for."""
     if not found.gpus:
         return
@@ -193,7 +222,7 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
 
 def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -> None:
     """Say which strategy or file cannot be used; where the matrix asks for it by name, its row says so."""
-    asked = {name for group in matrix.groups for name in group.strategies}
+    asked = {name for group in matrix.groups for name in group["strategies"]}
     for entry in registry.entries.values():
         if entry.broken and entry.name not in asked:
             what = f"strategy file {entry.module}" if entry.is_file else entry.place
@@ -202,10 +231,8 @@ def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -
 
 def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:
     """Raise UserError where the folder's rows were measured on other data, unless forced."""
-    if not store.runs.exists() or force:
-        return
-    found = {row["dataset_fingerprint"] for row in read_runs(store.runs)}
-    if found - {data.fingerprint}:
+    found = {row["dataset_fingerprint"] for row in store.rows}
+    if found - {data.fingerprint} and not force:
         raise UserError(
             f"{store.folder} was measured on data of fingerprint {', '.join(sorted(found))}, this is "
             f"{data.fingerprint}; begin a new campaign, or add --force to mix them"
@@ -235,12 +262,12 @@ def _make_checkpoint_folder(request: Request) -> None:
             raise UserError(f"--checkpoint {request.checkpoint}: {error.strerror or error}") from None
 
 
-def _data(matrix: Matrix, kind: str, root: Path | None, reporter: Reporter) -> PreparedData:
+def _data(resolved: Resolved, reporter: Reporter) -> PreparedData:
     data = prepare(
-        matrix.dataset,
-        kind=kind,
-        data_root=root,
-        seed=matrix.seed,
+        resolved.matrix.dataset,
+        kind=resolved.workload.data_kind,
+        data_root=resolved.request.data_root,
+        seed=resolved.matrix.seed,
         progress=reporter.download,
         report=reporter.note,
     )
@@ -250,18 +277,19 @@ def _data(matrix: Matrix, kind: str, root: Path | None, reporter: Reporter) -> P
     return data
 
 
-def _folder(request: Request, matrix: Matrix, facts: Mapping[str, Any]) -> Path:
+def _folder(resolved: Resolved, facts: Mapping[str, Any]) -> Path:
+    request = resolved.request
     if request.resume:
         return request.resume
     if request.out is None:
         host = facts["volatile"].get("host") or facts["volatile"].get("hostname") or "host"
-        return new_folder(Path("results"), host=str(host), preset=matrix.name)
+        return new_folder(Path("results"), host=str(host), preset=resolved.matrix.name)
     _check_no_campaign(request.out)
     return request.out
 
 
 def _check_no_campaign(folder: Path) -> None:
-    if files.is_file(folder / "runs.csv"):
+    if is_file(folder / "runs.csv"):
         raise UserError(
             f"{folder} already holds a campaign; continue it with --resume {folder}, or choose another --out"
         )
@@ -280,47 +308,3 @@ def _tidy_after_a_crash(store: Store, reporter: Reporter, *, epochs: int) -> Non
     for message in store.tidy(epochs=epochs):
         reporter.warn(message)
     store.scrub_files(store.folder / "logs")
-
-
-def command_line(argv: list[str] | None = None) -> str:
-    """The command as typed, for the reader who wants to run it again."""
-    import shlex
-
-    words = sys.argv[1:] if argv is None else argv
-    return "bench " + shlex.join(words)
-
-
-def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
-    """`ddp.bucket_cap_mb=5` -> {"ddp": {"bucket_cap_mb": 5}}; several values with commas sweep. Raises UserError."""
-    options: dict[str, dict[str, Any]] = {}
-    for setting in settings:
-        place, equals, text = setting.partition("=")
-        strategy, dot, name = place.partition(".")
-        if not (equals and dot and strategy and name and text):
-            raise UserError(f"--set {setting}: give STRATEGY.OPTION=VALUE, such as ddp.bucket_cap_mb=5")
-        values = [_value(part) for part in text.split(",")]
-        options.setdefault(strategy, {})[name] = values[0] if len(values) == 1 else values
-    return options
-
-
-def _value(text: str) -> Any:
-    """A number, true or false as JSON writes it; any other text is itself."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    plain = isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
-    return value if plain else text
-
-
-def comma_list(text: str | None, option: str, read: Callable[[str], Any] = str) -> list[Any] | None:
-    """`1,2` -> [1, 2]; None stays None. Raises UserError naming the option."""
-    if text is None:
-        return None
-    try:
-        values = [read(part.strip()) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UserError(f"{option} {text}: give whole numbers with commas between, such as {option} 1,2") from None
-    if not values:
-        raise UserError(f"{option} {text!r}: give at least one value")
-    return values

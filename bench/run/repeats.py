@@ -12,25 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.factors import OK
 from bench.results.cells import make_run
 from bench.results.flags import Flag, disturbances
 
 LASTING = 3
-REPEATED = "disturbed, to be measured again"
-"""How the warning of a row begins whose run is to be repeated."""
 
 
 def texts(causes: Sequence[Flag]) -> str:
     return ", ".join(cause.text for cause in causes)
-
-
-def marked(row: Mapping[str, Any], causes: Sequence[Flag]) -> dict[str, Any]:
-    """The row of a run that is to be repeated, saying so."""
-    return {**row, "warnings": " | ".join(filter(None, (row["warnings"], f"{REPEATED}: {texts(causes)}")))}
-
-
-def is_marked(row: Mapping[str, Any]) -> bool:
-    return REPEATED in (row["warnings"] or "")
 
 
 class Repeats:
@@ -46,7 +36,7 @@ class Repeats:
 
         `repeat` counts from 0 for the first run, `before` is what its predecessor was repeated for.
         """
-        if rows[0]["status"] != "ok":
+        if rows[0]["status"] != OK:
             return []
         found = disturbances(make_run([dict(row) for row in rows]))
         for cause in found:

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from bench.factors import INTERRUPTED, cell_key
 from bench.plan.cells import PlannedCell
-from bench.plan.matrix import Matrix
-from bench.results.folder import read_runs
-from bench.run.repeats import is_marked
-
-RowKey = tuple[Any, ...]
+from bench.plan.matrix import Matrix, in_words
 
 SAME_IN_ALL_RUNS = (
     "device",
@@ -31,37 +28,24 @@ SAME_IN_ALL_RUNS = (
 """Keys of a matrix that change what a run does and that no cell names: a finished run would pass for the new one."""
 
 _RESOLVED = {"device": "device_kind", "threads_per_device": "threads_per_device", "dataset": "dataset_used"}
-_WORDS: dict[str, dict[Any, str]] = {"steps": {None: "epoch"}, "blocks": {0: "auto"}}
 _TREE: dict[Any, str] = {True: "changed since that commit", False: "as committed"}
 
 
-def row_key(row: Mapping[str, Any]) -> RowKey:
-    """The cell of a row of runs.csv, as `PlannedCell.key` names it."""
-    return (
-        row["strategy"],
-        row["devices"],
-        row["scaling"],
-        row["precision"],
-        row["memory_format"],
-        row["compile"],
-        row["variant"],
-        row["role"],
-        row["batch_global"],
-        row["accumulate"],
-        row["data_pipeline"],
-    )
-
-
 class Done:
-    """What a folder's runs.csv already holds."""
+    """What a folder's runs.csv holds: read once when a campaign begins, and kept up with what is added."""
 
-    def __init__(self, path: Path) -> None:
-        self.rows = read_runs(path) if path.exists() else []
-        self._last: dict[tuple[RowKey, int], tuple[int, bool]] = {}
-        for row in self.rows:
-            place, attempt = (row_key(row), row["block"] or 0), row["attempt"] or 1
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+        self._last: dict[tuple[tuple[Any, ...], int], tuple[int, bool]] = {}
+        self.add(rows)
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows as `read_runs` gives them."""
+        for row in rows:
+            self.rows.append(row)
+            place, attempt = (cell_key(row), row["block"] or 0), row["attempt"] or 1
             if attempt >= self._last.get(place, (0, False))[0]:
-                self._last[place] = (attempt, row["status"] != "interrupted" and not is_marked(row))
+                self._last[place] = (attempt, row["status"] != INTERRUPTED and not row["repeated_for"])
 
     def finished(self, cell: PlannedCell, block: int) -> bool:
         """Whether this cell was measured in this block: its last attempt neither interrupted nor to be repeated."""
@@ -122,9 +106,8 @@ def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, recorded: M
 def _difference(name: str, begun: Matrix, asked: Matrix) -> str:
     if name in ("groups", "options"):
         return {"groups": "other cells", "options": "other options of a strategy"}[name]
-    words = _WORDS.get(name, {})
-    old, new = (getattr(matrix, name) for matrix in (begun, asked))
-    return f"{name}: {words.get(old, old)} -> {words.get(new, new)}"
+    old, new = (in_words(name, getattr(matrix, name)) for matrix in (begun, asked))
+    return f"{name}: {old} -> {new}"
 
 
 def hashes(paths: Iterable[Path]) -> list[str]:

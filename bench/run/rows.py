@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.data import PreparedData
+from bench.factors import CELL_FACTORS, INVALID
 from bench.machine.detect import Machine
 from bench.machine.gpus import known_peak_flops
 from bench.plan.cells import PlannedCell
@@ -37,12 +38,10 @@ class CampaignFacts:
 
     def timed_steps(self, cell: PlannedCell) -> int:
         """Steps of an epoch that this cell runs: as asked for, or every full batch."""
-        assert cell.batch_global is not None
-        return self.steps or self.data.train_count // cell.batch_global
+        return self.steps or self.data.train_count // cell["batch_global"]
 
     def whole_epoch(self, cell: PlannedCell) -> bool:
-        assert cell.batch_global is not None
-        return self.timed_steps(cell) == self.data.train_count // cell.batch_global
+        return self.timed_steps(cell) == self.data.train_count // cell["batch_global"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class RunFacts:
     utc_start: str
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None
-    base_losses: tuple[float | None, float | None] | None = None
 
 
 def throughput(samples: int, timed_seconds: Sequence[float]) -> float:
@@ -90,11 +88,12 @@ def run_rows(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, outcome: Ou
     if measurement is None:
         return [common | {"warnings": " | ".join(warnings)}]
     common |= {"warnings": " | ".join((*warnings, *measurement.warnings))}
-    common |= _of_the_run(measurement, lossy=not cell.same_work)
+    common |= _of_the_run(measurement)
     return [common | _of_the_epoch(facts, cell, run, epoch) for epoch in measurement.epochs]
 
 
 def _common(facts: CampaignFacts, cell: PlannedCell, run: RunFacts) -> dict[str, Any]:
+    plan = cell.plan
     return {
         "schema_version": SCHEMA_VERSION,
         "campaign_id": facts.campaign_id,
@@ -106,11 +105,12 @@ def _common(facts: CampaignFacts, cell: PlannedCell, run: RunFacts) -> dict[str,
         "environment_id": facts.environment_id,
         "git_commit": facts.git_commit,
         "git_dirty": facts.git_dirty,
-        "role": cell.role,
-        "strategy": cell.strategy,
-        "devices": cell.devices,
-        "processes": cell.processes,
-        "replicas": cell.replicas,
+        **{factor.name: cell[factor.name] for factor in CELL_FACTORS},
+        "same_work": cell.same_work,
+        "plain_twin": cell.plain_twin,
+        "tuned_twin": cell.tuned_twin,
+        "processes": plan.processes if plan else None,
+        "replicas": plan.replicas if plan else None,
         "device_kind": facts.machine.device_kind,
         "device_name": facts.machine.device_name,
         "backend": facts.backend if cell.uses_process_group else "",
@@ -118,27 +118,17 @@ def _common(facts: CampaignFacts, cell: PlannedCell, run: RunFacts) -> dict[str,
         "workload": facts.workload,
         "dataset": facts.data.name,
         "dataset_fingerprint": facts.data.fingerprint,
-        "data_pipeline": cell.data_pipeline,
-        "precision": cell.precision,
-        "memory_format": cell.memory_format,
-        "compile": cell.compile,
-        "variant": cell.variant,
-        "scaling": cell.scaling,
-        "batch_global": cell.batch_global,
-        "batch_per_replica": cell.batch_per_replica,
-        "accumulate": cell.accumulate,
+        "batch_per_part": cell.batch_per_part,
         "seed": facts.seed,
         "epoch": 1,
         "epoch_samples": facts.data.train_count,
     }
 
 
-def _of_the_run(measurement: Measurement, *, lossy: bool) -> dict[str, Any]:
+def _of_the_run(measurement: Measurement) -> dict[str, Any]:
     memory = measurement.peak_memory_bytes
-    # The summary reads this mark: losses of other work than the baseline's are not gated by them.
-    details = measurement.details | ({"gradients": "lossy"} if lossy else {})
     return {
-        "details": ";".join(f"{name}={value}" for name, value in details.items()),
+        "details": ";".join(f"{name}={value}" for name, value in measurement.details.items()),
         "launch_seconds": measurement.launch_seconds,
         "init_seconds": measurement.init_seconds,
         "build_seconds": measurement.build_seconds,
@@ -153,28 +143,21 @@ def _of_the_run(measurement: Measurement, *, lossy: bool) -> dict[str, Any]:
 
 
 def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch: EpochMeasurement) -> dict[str, Any]:
-    assert cell.batch_global is not None
-    assert cell.replicas is not None
-    assert cell.processes is not None
+    plan = cell.spec.plan
     whole = facts.whole_epoch(cell)
-    gate = gates.run_gate(
-        epoch,
-        expected_samples=facts.timed_steps(cell) * cell.batch_global,
-        ranks_per_replica=max(1, cell.processes // cell.replicas),
-        test_count=facts.data.test_count,
-    )
-    if gate == "passed" and epoch.epoch == 1:
-        gate = gates.baseline_gate(epoch, run.base_losses)
-    invalid = {} if gate == "passed" else {"status": "invalid", "reason": gate}
+    expected = facts.timed_steps(cell) * cell["batch_global"]
+    gate = gates.run_gate(epoch, plan, expected_samples=expected, test_count=facts.data.test_count)
+    invalid = {} if gate == gates.PASSED else {"status": INVALID, "reason": gate}
+    samples = gates.samples(epoch, plan)
     maxima = step_maxima(epoch.step_seconds)
     mean = statistics.fmean(maxima)
-    rate = throughput(epoch.samples, epoch.timed_seconds)
+    rate = throughput(samples, epoch.timed_seconds)
     return {
         "epoch": epoch.epoch,
         "warmup_steps": facts.warmup_steps,
         "timed_steps": len(maxima),
-        "timed_samples": epoch.samples,
-        "dropped_samples": facts.data.train_count % cell.batch_global if whole else None,
+        "timed_samples": samples,
+        "dropped_samples": facts.data.train_count % cell["batch_global"] if whole else None,
         "epoch_measured": whole,
         "timed_seconds": max(epoch.timed_seconds),
         "timed_seconds_min_rank": min(epoch.timed_seconds),
@@ -203,11 +186,11 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
 
 def _arithmetic(facts: CampaignFacts, cell: PlannedCell, flops: float | None, rate: float) -> dict[str, Any]:
     achieved = flops * rate if flops else None
-    peak = known_peak_flops(facts.machine.device_name, cell.precision)
+    peak = known_peak_flops(facts.machine.device_name, cell["precision"])
     return {
         "flops_per_sample": flops,
         "achieved_flops_per_second": achieved,
-        "peak_flops_fraction": achieved / (peak * cell.devices) if achieved and peak else None,
+        "peak_flops_fraction": achieved / (peak * cell["devices"]) if achieved and peak else None,
     }
 
 

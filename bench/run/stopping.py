@@ -7,12 +7,14 @@ A fixed number of blocks is taken as asked. With `blocks = "auto"`: at least MIN
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.plan.matrix import Matrix
-from bench.results.folder import Campaign
+from bench.results.columns import RUN_COLUMNS
+from bench.results.folder import frame
 from bench.run.reporter import duration
-from bench.run.store import Store
 
 MIN_BLOCKS = 5
 PILOT_BLOCKS = 3
@@ -29,9 +31,14 @@ class Decision:
 
 
 def decide(
-    matrix: Matrix, store: Store, *, blocks_done: int, seconds: float, block_seconds: float | None = None
+    matrix: Matrix,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    blocks_done: int,
+    seconds: float,
+    block_seconds: float | None = None,
 ) -> Decision:
-    """Judge after a whole block.
+    """Judge after a whole block, from all rows of the campaign.
 
     `seconds` is the time since the campaign was begun or resumed, `block_seconds` that of a block (by default the
     mean over all blocks done).
@@ -46,14 +53,16 @@ def decide(
     if blocks_done < PILOT_BLOCKS:
         return Decision(False)
     block_seconds = seconds / blocks_done if block_seconds is None else block_seconds
-    return _by_precision(matrix, store, blocks_done=blocks_done, block_seconds=block_seconds)
+    return _by_precision(matrix, rows, blocks_done=blocks_done, block_seconds=block_seconds)
 
 
-def _by_precision(matrix: Matrix, store: Store, *, blocks_done: int, block_seconds: float) -> Decision:
+def _by_precision(
+    matrix: Matrix, rows: Sequence[Mapping[str, Any]], *, blocks_done: int, block_seconds: float
+) -> Decision:
     from bench.results.statistics import blocks_needed
     from bench.results.summary import pair_log_ratios
 
-    runs = Campaign(store.folder).runs
+    runs = frame(list(rows), RUN_COLUMNS)
     target = matrix.precision_target or DEFAULT_TARGET[str(runs["device_kind"].iloc[0])]
     pairs = [ratios for ratios in pair_log_ratios(runs, baseline=matrix.baseline).values() if len(ratios) > 1]
     if not pairs:

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from filelock import FileLock, Timeout
 from bench.errors import UserError
 from bench.files import write_text_atomically
 from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
-from bench.results.csvfile import Row, append_rows, check_header
+from bench.results.csvfile import Row, append_rows, as_read, check_header
 from bench.results.folder import read_runs
 from bench.run.leftovers import end_sessions
 
@@ -51,6 +52,11 @@ class Store:
             raise UserError(f"another campaign is writing to {folder}; wait for it or choose another --out") from None
         except (OSError, NotImplementedError) as error:
             raise UserError(f"could not lock {folder}: {error}; choose an --out on a disk that has locks") from None
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """What runs.csv holds, read once `tidy` has mended it, and kept up with what is added."""
+        return read_runs(self.runs) if self.runs.exists() else []
 
     @property
     def runs(self) -> Path:
@@ -102,12 +108,20 @@ class Store:
             if path.exists() and _first_line(path).endswith(b"\n"):
                 check_header(path, columns)
 
-    def add(self, runs: Iterable[Row], steps: Iterable[Row]) -> None:
-        """Append one run. Its steps go first: a row in runs.csv is the sign that the run is complete."""
+    def add(self, runs: Iterable[Row], steps: Iterable[Row]) -> list[dict[str, Any]]:
+        """Append one run, and return its rows as the file now holds them.
+
+        Its steps go first: a row in runs.csv is the sign that the run is complete.
+        """
         steps = list(steps)
         if steps:
             append_rows(self.steps, STEP_COLUMNS, steps)
-        append_rows(self.runs, RUN_COLUMNS, [self._scrubbed(row) for row in runs])
+        rows = [self._scrubbed(row) for row in runs]
+        held = self.rows
+        append_rows(self.runs, RUN_COLUMNS, rows)
+        added = [as_read(RUN_COLUMNS, row) for row in rows]
+        held.extend(added)
+        return added
 
     def _scrubbed(self, row: Row) -> Row:
         texts = {name: self.scrub(row[name]) for name in ("reason", "warnings", "details") if row.get(name)}

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.results.cells import Baseline, MeasuredCell, judged_cells
-from bench.results.columns import FACTORS, SCHEMA_VERSION
+from bench.factors import FACTOR_NAMES, Baseline, is_baseline_row
+from bench.results.cells import MeasuredCell, judged_cells
+from bench.results.columns import SCHEMA_VERSION
 from bench.results.folder import Campaign, days
-from bench.results.recommend import is_baseline
 from bench.results.statistics import median
 from bench.results.summary import campaign_summary, summary_rows
 
@@ -97,14 +97,16 @@ def _machine_info(campaign: Campaign) -> dict[str, Any]:
 def _benchmark_name(cell: MeasuredCell, cells: list[MeasuredCell]) -> str:
     """Strategy and devices, then every factor that the campaign varies, so that names are unique."""
     shown = ("strategy", "devices")
-    varying = [n for n in (*FACTORS, "environment_id") if n not in shown and len({other[n] for other in cells}) > 1]
+    varying = [
+        n for n in (*FACTOR_NAMES, "environment_id") if n not in shown and len({other[n] for other in cells}) > 1
+    ]
     others = [str(cell[name]) for name in varying if cell[name] not in (None, "")]
     return f"{cell['strategy']}[{'-'.join([str(cell['devices']), *others])}]"
 
 
 def _benchmark(cell: MeasuredCell, name: str) -> dict[str, Any]:
     seconds = [value for run in cell.ok_runs if (value := run.epoch_seconds) is not None]
-    params = {key: cell[key] for key in FACTORS}
+    params = {key: cell[key] for key in FACTOR_NAMES}
     return {
         "group": f"{cell['workload']} {cell['dataset']} {cell['scaling']}",
         "name": name,
@@ -167,7 +169,7 @@ def _number(column: str, pattern: str, *, scale: float = 1.0) -> Callable[[Row],
 def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
-    if is_baseline(row):
+    if is_baseline_row(row):
         return f"{row['speedup']:.3f} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return f"{row['speedup']:.3f}"

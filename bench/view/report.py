@@ -15,11 +15,11 @@ from typing import Any
 import jinja2
 import pandas as pd
 
+from bench.factors import FAILED_STATUSES, is_baseline_row
 from bench.files import write_text_atomically
 from bench.results import limits
-from bench.results.columns import FAILED_STATUSES
-from bench.results.flags import key_of, what_to_do
-from bench.results.recommend import Answer, answer, is_baseline
+from bench.results.flags import what_to_do
+from bench.results.recommend import Answer, answer
 from bench.view.charts import DrawResult, draw_groups
 from bench.view.charts.forest import noise_floor
 from bench.view.charts.groups import ChartData, load
@@ -98,12 +98,15 @@ class Section:
     @cached_property
     def flags(self) -> list[dict[str, str]]:
         """Each flag with the cells that have it and what to do about it."""
-        found: dict[str, list[str]] = {}
+        found: dict[tuple[str, str], list[str]] = {}
         for _, row in self.data.summary.iterrows():
-            for text in str(row["flags"]).split(" | "):
-                if text:
-                    found.setdefault(text, []).append(str(row["cell"]))
-        return [{"text": text, "cells": _some(cells), "advice": _advice(text)} for text, cells in sorted(found.items())]
+            for flag in zip(str(row["flags"]).split(" | "), str(row["flag_keys"]).split(" | "), strict=True):
+                if all(flag):
+                    found.setdefault(flag, []).append(str(row["cell"]))
+        return [
+            {"text": text, "cells": _some(cells), "advice": what_to_do(key)}
+            for (text, key), cells in sorted(found.items())
+        ]
 
     @cached_property
     def identity(self) -> list[tuple[str, str]]:
@@ -186,7 +189,7 @@ def _number(value: Any, form: str, scale: float = 1.0) -> str:
 
 def _table_row(row: Any) -> dict[str, str]:
     status = str(row["status"])
-    interval = "baseline" if is_baseline(row) else ""
+    interval = "baseline" if is_baseline_row(row) else ""
     if not interval and pd.notna(row["speedup_low"]) and pd.notna(row["speedup_high"]):
         interval = f"[{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
     role = " (A/A control)" if row["role"] == "control" else ""
@@ -219,11 +222,6 @@ def _below(value: Any, limit: float) -> bool:
 def _some(names: list[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _advice(text: str) -> str:
-    key = key_of(text)
-    return what_to_do(key) if key else "The flag is of another version of the suite; read it with the log of the run."
 
 
 def _facts(facts: Any, prefix: str = "") -> list[tuple[str, str]]:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bench.factors import is_baseline_row
 from bench.results.columns import SUMMARY_COLUMNS
 from bench.results.csvfile import read_rows
 from bench.results.folder import Campaign
-from bench.results.recommend import is_baseline
 
 Row = Mapping[str, Any]
 Show = Callable[[Row], str]
@@ -96,7 +96,7 @@ def _speedup(row: Row) -> str:
     if row["speedup"] is None:
         return ""
     text = f"{row['speedup']:.2f}x"
-    if is_baseline(row):
+    if is_baseline_row(row):
         return f"{text} baseline"
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return text

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.errors import UserError
-from bench.results.cells import standing
-from bench.results.columns import FACTORS
+from bench.factors import FACTOR_NAMES, OK, Baseline
+from bench.results.cells import judged_runs
 from bench.results.folder import Campaign
 
 TRACKERS = ("tensorboard", "wandb")
@@ -54,9 +54,10 @@ def track(folder: Path, tracker: str, *, out: Path) -> list[str]:
 
 def _cells(campaign: Campaign) -> dict[str, list[Row]]:
     """The ok rows by cell, named by the factors that vary in this campaign."""
-    counts = standing(campaign.runs).index
-    rows = [row for number, row in enumerate(campaign.run_rows) if row["status"] == "ok" and number in counts]
-    varying = [name for name in FACTORS if len({row[name] for row in rows}) > 1 or name in ("strategy", "devices")]
+    judged = judged_runs(campaign.runs, Baseline.parse(str(campaign.matrix.get("baseline") or "") or None))
+    counts = set(judged.index[judged["status"] == OK])
+    rows = [row for number, row in enumerate(campaign.run_rows) if number in counts]
+    varying = [name for name in FACTOR_NAMES if len({row[name] for row in rows}) > 1 or name in ("strategy", "devices")]
     cells: dict[str, list[Row]] = {}
     for row in rows:
         name = "-".join(str(row[factor]) for factor in varying if row[factor] not in ("", None))
@@ -96,7 +97,7 @@ def _to_wandb(cells: Mapping[str, list[Row]], out: Path) -> None:
             name=name,
             dir=str(out),
             mode=mode,
-            config={factor: first[factor] for factor in FACTORS} | {"environment_id": first["environment_id"]},
+            config={factor: first[factor] for factor in FACTOR_NAMES} | {"environment_id": first["environment_id"]},
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
         for step, metrics in _points(rows):

@@ -40,7 +40,7 @@ def main() -> None:
         # launcher, such as torchrun, notes nothing; start-up then counts from the first line of this function.
         started = int(os.environ.get("STRATEGYBENCH_SPAWN_NS", begun))
         launch_seconds = (time.perf_counter_ns() - started) * 1e-9
-        set_numerics(spec.precision)
+        set_numerics(spec.cell["precision"])
         live(spec, rank, heartbeat, launch_seconds)
     except BaseException as error:
         try:

@@ -1,12 +1,12 @@
 """The resident pipeline: the whole dataset once on the device, batches made by whole-batch operations.
 
 Every strategy and device count sees the same samples in the same global order at a given seed. Step s of an epoch
-is positions s * G to (s + 1) * G of that epoch's order, and shard r of R takes the r-th of R equal parts of it.
+is positions s * G to (s + 1) * G of that epoch's order, and part r of R is the r-th of R equal parts of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -59,13 +59,13 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class TrainingBatches:
-    """The batches of one shard."""
+    """The batches of one part of the global batch."""
 
     samples: Samples
     workload: Workload
     batch_global: int
-    shard: int
-    shards: int
+    part: int
+    parts: int
     seed: int
 
     @property
@@ -74,12 +74,12 @@ class TrainingBatches:
         return len(self.samples) // self.batch_global
 
     def positions(self, epoch: int, steps: int) -> tuple[Tensor, Tensor]:
-        """This shard's sample numbers and mirror marks, both (steps, batch_global / shards)."""
+        """This part's sample numbers and mirror marks, both (steps, batch_global / parts)."""
         order, mirror = epoch_order(len(self.samples), seed=self.seed, epoch=epoch)
         used = steps * self.batch_global
-        mine = self.batch_global // self.shards
-        shape = (steps, self.shards, mine)
-        return order[:used].view(shape)[:, self.shard], mirror[:used].view(shape)[:, self.shard]
+        mine = self.batch_global // self.parts
+        shape = (steps, self.parts, mine)
+        return order[:used].view(shape)[:, self.part], mirror[:used].view(shape)[:, self.part]
 
     def epoch(self, epoch: int, *, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of the first `steps` steps of an epoch, each made when it is asked for."""
@@ -91,11 +91,24 @@ class TrainingBatches:
 
 
 def evaluation_batches(
-    samples: Samples, workload: Workload, *, batch: int, shard: int, shards: int
+    samples: Samples, workload: Workload, *, batch: int, part: int, parts: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This shard's part of the test set, every sample once over all shards, the last batch as small as it comes."""
-    first = len(samples) * shard // shards
-    last = len(samples) * (shard + 1) // shards
+    """One part of the test set, every sample once over all parts, the last batch as small as it comes."""
+    first = len(samples) * part // parts
+    last = len(samples) * (part + 1) // parts
     for start in range(first, last, batch):
         chosen = slice(start, min(start + batch, last))
         yield workload.to_input(samples.inputs[chosen], None), samples.targets[chosen]
+
+
+class Counted:
+    """Batches as they come, with the number of samples of each: what the loop really took."""
+
+    def __init__(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self._batches = batches
+        self.samples: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, targets in self._batches:
+            self.samples.append(len(targets))
+            yield inputs, targets

@@ -23,22 +23,22 @@ def make_run(spec: RunSpec, rank: Rank) -> RunState:
     """Dataset on the device, model, wrap and optimizer; every rank starts from the same weights."""
     workload = workloads.load(spec.workload)
     # Loader workers transform on the host; only their batches go to the device.
-    home = torch.device("cpu") if spec.data_pipeline == "loader" else rank.devices[0]
+    home = torch.device("cpu") if spec.cell["data_pipeline"] == "loader" else rank.devices[0]
     samples = Samples.load(Path(spec.train_inputs), Path(spec.train_targets), home)
     registry = Registry.collect([Path(path) for path in spec.strategy_files])
-    strategy = registry.load(spec.strategy)()
+    strategy = registry.load(spec.cell["strategy"])()
     context = Context(
         rank=rank.rank,
         world_size=rank.world_size,
         devices=rank.devices,
         loss=workload.loss,
         input_shape=workloads.find(spec.workload).input_shape,
-        precision=spec.precision,
-        memory_format=spec.memory_format,
-        compile=spec.compile,
+        precision=spec.cell["precision"],
+        memory_format=spec.cell["memory_format"],
+        compile=spec.cell["compile"],
         seed=spec.seed,
         threads_per_device=spec.threads_per_device,
-        options=spec.options,
+        options=spec.cell.options,
     )
 
     def make_model() -> torch.nn.Module:
@@ -53,12 +53,14 @@ def make_run(spec: RunSpec, rank: Rank) -> RunState:
 
 
 def make_batches(spec: RunSpec, rank: Rank, samples: Samples, workload: Workload) -> Batches:
-    """The batches of this rank's shard, by the pipeline that the cell names."""
-    resident = TrainingBatches(samples, workload, spec.batch_global, rank.shard, spec.shards, spec.seed)
-    if spec.data_pipeline == "loader":
+    """The batches of this rank's part, by the pipeline that the cell names."""
+    resident = TrainingBatches(
+        samples, workload, spec.cell["batch_global"], rank.place.part or 0, spec.cell.plan.read_parts, spec.seed
+    )
+    if spec.cell["data_pipeline"] == "loader":
         pinned = rank.devices[0].type == "cuda"
         return LoaderBatches(resident, workers=spec.loader_workers, pin_memory=pinned)
-    return FixedBatch(resident) if spec.data_pipeline == "synthetic_device" else resident
+    return FixedBatch(resident) if spec.cell["data_pipeline"] == "synthetic_device" else resident
 
 
 def set_numerics(precision: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from bench.heartbeat import Heartbeat
 from bench.wire import EpochMeasurement
 from bench.worker.account import parameter_hash
+from bench.worker.batches import Counted
 from bench.worker.exchange import communication
 from bench.worker.loop import run_steps
 from bench.worker.state import RunState, make_timer
@@ -25,35 +27,49 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     """
     timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
     batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
-    timing, _ = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
+    timing, _ = run_steps(
+        run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat
+    )
     run.strategy.restore(run.start)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
-    return timing.steps[0] if run.spec.compile != "off" and timing.steps else None
+    return timing.steps[0] if run.spec.cell["compile"] != "off" and timing.steps else None
 
 
-def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> tuple[Timing, list[Tensor | None]]:
+@dataclass(frozen=True)
+class Timed:
+    """What this rank has of a timed epoch: its times, its losses (left on the device), and the samples it took."""
+
+    timing: Timing
+    losses: list[Tensor | None]
+    samples: list[int]
+
+
+def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
     """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
     run.steps_taken[0] = 0
     gpus = [device for device in run.rank.devices if device.type == "cuda"]
     # Training's own peak: what warm-up tried out and what evaluation needs are no part of it.
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
-    batches = run.batches.epoch(epoch, steps=run.spec.steps)
-    timer = make_timer(run)
-    result = run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)
+    batches = Counted(run.batches.epoch(epoch, steps=run.spec.steps))
+    timing, losses = run_steps(
+        run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=make_timer(run), heartbeat=heartbeat
+    )
     before = run.peaks or [0] * len(gpus)
     run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
-    return result
+    return Timed(timing, losses, batches.samples)
 
 
-def gather_epoch(run: RunState, epoch: int, timing: Timing, losses: list[Tensor | None]) -> EpochMeasurement:
+def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     """What all ranks measured of one epoch, after the clock has stopped."""
+    timing, losses = timed.timing, timed.losses
     own = _scalars(losses)
     mine = {
         "timing": timing,
         "losses": own,
+        "samples": timed.samples,
         "hash": parameter_hash(run.strategy),
         "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
     }
@@ -69,7 +85,7 @@ def gather_epoch(run: RunState, epoch: int, timing: Timing, losses: list[Tensor 
         timed_seconds=[timing.total for timing in timings],
         step_seconds=[timing.steps for timing in timings],
         data_wait=[timing.data_wait for timing in timings],
-        samples=run.spec.batch_global * len(timing.steps),
+        samples=[rank["samples"] for rank in ranks],
         loss_first=_mean([rank[0] for rank in by_rank]) if finite else None,
         loss_last=_mean([rank[-1] for rank in by_rank]) if finite else None,
         finite=finite,

@@ -25,17 +25,18 @@ def evaluate(run: RunState, measured: EpochMeasurement) -> EpochMeasurement:
         run.strategy.model.eval()
         correct = torch.zeros((), dtype=torch.int64)
         seen = 0
-        part = {"batch": EVALUATION_BATCH, "shard": run.rank.shard, "shards": run.spec.shards}
+        place, plan = run.rank.place, run.spec.cell.plan
+        part = {"batch": EVALUATION_BATCH, "part": place.part or 0, "parts": plan.read_parts}
         for inputs, targets in evaluation_batches(samples, run.workload, **part):
             placed, wanted = run.strategy.place(inputs, targets)
             correct += (run.strategy.predict(placed).argmax(1) == wanted).sum().cpu()
             seen += len(wanted)
         run.strategy.model.train()
     ranks = run.rank.gather((int(correct), seen, watch.seconds))
-    share = run.spec.ranks_per_replica
+    firsts = [ranks[plan.readers(part)[0]] for part in range(plan.read_parts)]
     return replace(
         measured,
-        correct=sum(rank[0] for rank in ranks) // share,
-        evaluated=sum(rank[1] for rank in ranks) // share,
+        correct=sum(rank[0] for rank in firsts),
+        evaluated=sum(rank[1] for rank in firsts),
         eval_seconds=max(rank[2] for rank in ranks),
     )

@@ -61,4 +61,4 @@ def _silent_steps(run: RunState, epoch: int, steps: int) -> Timing:
     batches = run.batches.epoch(epoch, steps=steps)
     heartbeat: Any = Silent()
     timer = make_timer(run)
-    return run_steps(run.strategy, batches, accumulate=run.spec.accumulate, timer=timer, heartbeat=heartbeat)[0]
+    return run_steps(run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat)[0]

@@ -32,9 +32,9 @@ def live(spec: RunSpec, rank: Rank, heartbeat: Heartbeat, launch_seconds: float)
     epochs: list[EpochMeasurement] = []
     for number in range(1, spec.epochs + 1):
         heartbeat.phase("timed")
-        timing, losses = timed_epoch(run, number, heartbeat)
+        timed = timed_epoch(run, number, heartbeat)
         heartbeat.phase("gather")
-        measured = gather_epoch(run, number, timing, losses)
+        measured = gather_epoch(run, number, timed)
         if spec.whole_epoch:
             heartbeat.phase("evaluate")
             measured = evaluate(run, measured)

@@ -29,8 +29,8 @@ class StoredSamples(Dataset[tuple[Tensor, Tensor]]):
         return self._transform(self._inputs[index]), self._targets[index]
 
 
-class ShardSampler(Sampler[int]):
-    """One shard's sample numbers, epoch by epoch, in the order that the resident pipeline takes them."""
+class PartSampler(Sampler[int]):
+    """One part's sample numbers, epoch by epoch, in the order that the resident pipeline takes them."""
 
     def __init__(self, batches: TrainingBatches) -> None:
         self._batches = batches
@@ -46,7 +46,7 @@ class ShardSampler(Sampler[int]):
         return iter(order.reshape(-1).tolist())
 
     def __len__(self) -> int:
-        return self._steps * self._batches.batch_global // self._batches.shards
+        return self._steps * self._batches.batch_global // self._batches.parts
 
 
 def _end_with_rank(rank_pid: int, worker: int) -> None:
@@ -62,11 +62,11 @@ class LoaderBatches:
     """
 
     def __init__(self, resident: TrainingBatches, *, workers: int, pin_memory: bool) -> None:
-        self._sampler = ShardSampler(resident)
+        self._sampler = PartSampler(resident)
         samples = resident.samples
         self._loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             StoredSamples(samples.inputs, samples.targets, resident.workload.sample_transform()),
-            batch_size=resident.batch_global // resident.shards,
+            batch_size=resident.batch_global // resident.parts,
             sampler=self._sampler,
             num_workers=workers,
             pin_memory=pin_memory,

@@ -128,16 +128,19 @@ def describe(error: BaseException, kind: str, spec: RunSpec, rank: int) -> str:
         message = f"{message[:_LONGEST_MESSAGE]}... (whole in the log)"
     if kind != "oom":
         return message
-    batch = spec.batch_global // spec.replicas
-    return f"{batch} samples a replica did not fit on {device_of(spec, rank)} of rank {rank}: {message}"
+    return (
+        f"{spec.cell.batch_per_part} samples per part did not fit on {device_of(spec, rank)} of rank {rank}: {message}"
+    )
 
 
 def device_of(spec: RunSpec, rank: int) -> str:
     """`cpu`, `cuda:1`, or `cuda:2 and cuda:3` for a process of two devices."""
     if spec.device_kind == "cpu":
         return "cpu"
-    first = int(os.environ.get("LOCAL_RANK", rank)) * spec.devices_per_process
-    return " and ".join(f"{spec.device_kind}:{first + index}" for index in range(spec.devices_per_process))
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    first = sum(place.devices for place in spec.cell.places[rank - local : rank])
+    own = spec.cell.places[rank].devices
+    return " and ".join(f"{spec.device_kind}:{first + index}" for index in range(own))
 
 
 def report_failure(error: BaseException, spec: RunSpec, rank: int, phase: str) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.wire import RunSpec
+from strategies.places import Place
 
 RESOLVE_SECONDS = 5.0
 
@@ -29,21 +30,22 @@ class Rank:
     @classmethod
     def from_environment(cls, spec: RunSpec) -> Rank:
         """Read RANK, LOCAL_RANK and WORLD_SIZE, take this process's devices and set its threads."""
-        local = int(os.environ["LOCAL_RANK"])
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        own = spec.cell.places[rank].devices
         if spec.device_kind == "cpu":
-            devices = (torch.device("cpu"),) * spec.devices_per_process
+            devices = (torch.device("cpu"),) * own
         else:
-            first = local * spec.devices_per_process
-            devices = tuple(torch.device("cuda", first + index) for index in range(spec.devices_per_process))
+            # Those of the ranks before it on this machine come first.
+            first = sum(place.devices for place in spec.cell.places[rank - local : rank])
+            devices = tuple(torch.device("cuda", first + index) for index in range(own))
             torch.cuda.set_device(devices[0])
         # The stages of a split replica take turns, so even a process of two devices works with one device's share.
         torch.set_num_threads(spec.threads_per_device)
-        return cls(spec, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), devices)
+        return cls(spec, rank, int(os.environ["WORLD_SIZE"]), devices)
 
     @property
-    def shard(self) -> int:
-        """Which part of the global batch this rank reads; ranks that share a replica share the part."""
-        return self.rank // self.spec.ranks_per_replica
+    def place(self) -> Place:
+        return self.spec.cell.places[self.rank]
 
     def start_group(self) -> None:
         """Join the run's process group, where it has one."""
@@ -54,11 +56,11 @@ class Rank:
         # A group bound to one device refuses tensors of a second one, which a split replica has.
         if self.devices[0].type == "cuda" and len(self.devices) == 1:
             common["device_id"] = self.devices[0]
-        if self.spec.store == "env://":
+        if self.spec.rendezvous == "env://":
             _check_master(os.environ.get("MASTER_ADDR", ""))
             dist.init_process_group(init_method="env://", **common)
         else:
-            store = dist.FileStore(self.spec.store, self.world_size)  # type: ignore[attr-defined]
+            store = dist.FileStore(self.spec.rendezvous, self.world_size)  # type: ignore[attr-defined]
             dist.init_process_group(store=store, rank=self.rank, world_size=self.world_size, **common)
         self.barrier()
 

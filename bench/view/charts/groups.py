@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UserError
-from bench.results.cells import Baseline, find_reference, judged_cells, standing
-from bench.results.columns import FAILED_STATUSES, SUMMARY_COLUMNS
+from bench.factors import FAILED_STATUSES, Baseline, is_baseline_row
+from bench.results.cells import find_reference, judged_cells, judged_runs
+from bench.results.columns import SUMMARY_COLUMNS
 from bench.results.csvfile import read_rows
 from bench.results.folder import Campaign, days
 from bench.results.published import Published, load_published
-from bench.results.recommend import is_baseline
 from bench.results.summary import summarise
 
 GROUP = ("environment_id", "device_kind", "workload", "dataset", "data_pipeline")
@@ -49,8 +49,8 @@ class ChartData:
 
     @cached_property
     def standing_runs(self) -> pd.DataFrame:
-        """The rows of `runs` whose attempt counts."""
-        return standing(self.runs)
+        """The rows of `runs` whose attempt counts, with the status that they were judged to have."""
+        return judged_runs(self.runs, Baseline.parse(self.baseline_option or None))
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -73,7 +73,7 @@ class ChartData:
         if self.all_series:
             return list(self.all_series)
         names = sorted(set(self.measured["series"]))
-        first = [row["series"] for _, row in self.measured.iterrows() if is_baseline(row)]
+        first = [row["series"] for _, row in self.measured.iterrows() if is_baseline_row(row)]
         return list(dict.fromkeys(first + names))
 
     def only(self, scaling: str) -> "ChartData":

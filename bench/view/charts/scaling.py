@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.results.recommend import is_baseline
+from bench.factors import is_baseline_row
 from bench.view.charts.curves import (
     EACH,
     EFFICIENCY,
@@ -83,7 +83,7 @@ def _draw_published(axes: Axes, data: ChartData, scaling: str, column: str) -> l
 
 def _cost(data: ChartData, rows: pd.DataFrame) -> tuple[str, float] | None:
     """Name and speedup of the tuned single device, the line that more devices have to beat."""
-    tuned = rows[(rows["strategy"] == "single_tuned") & (rows["devices"] == 1)]
+    tuned = rows[rows["cost_opponent"]]
     if not len(tuned):
         return None
     row = tuned.sort_values("speedup").iloc[-1]
@@ -111,7 +111,7 @@ def _dots(data: ChartData, scaling: str) -> tuple[pd.DataFrame, str]:
 
 
 def _only_baseline(rows: pd.DataFrame) -> bool:
-    return all(is_baseline(row) for _, row in rows.iterrows())
+    return all(is_baseline_row(row) for _, row in rows.iterrows())
 
 
 def figure_speedup(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
