@@ -170,10 +170,11 @@ class Baseline:
     @classmethod
     def parse(cls, text: str | None) -> Baseline:
         """The baseline of that spelling, by default single@1. Raises UserError for another one."""
-        match = re.fullmatch(r"([^@\s]+)(?:@([1-9]\d*))?", text or DEFAULT_BASELINE)
-        if not match:
-            raise UserError(f"--baseline {text!r} is not NAME[@DEVICES], such as single@1 or ddp@2")
-        return cls(match[1], int(match[2] or 1))
+        name, at, devices = (text or DEFAULT_BASELINE).partition("@")
+        wrong = f": {devices!r} is no device count" if at and not re.fullmatch(r"[1-9][0-9]*", devices) else ""
+        if wrong or not re.fullmatch(r"\S+", name):
+            raise UserError(f"--baseline {text!r} is not NAME[@DEVICES], such as single@1 or ddp@2{wrong}")
+        return cls(name, int(devices or 1))
 
     def __str__(self) -> str:
         return f"{self.strategy}@{self.devices}"

@@ -89,7 +89,7 @@ def test_the_command_reports_every_try_and_measures_nothing(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "out" / "batch_search.csv", SEARCH_COLUMNS)
     (largest,) = [row for row in rows if row["largest"]]
-    assert 94 <= largest["batch_per_replica"] <= 100
+    assert 94 <= largest["batch_per_part"] <= 100
     assert {row["status"] for row in rows} == {"ok", "oom"}
     assert "more than there is" in next(row["reason"] for row in rows if row["status"] == "oom")
     assert not (tmp_path / "out" / "runs.csv").exists()

@@ -2,8 +2,12 @@
 
 import pytest
 
-from bench.run.gates import baseline_gate, run_gate
+from bench.results.lossgate import loss_gate
+from bench.run.gates import run_gate, samples
 from bench.wire import EpochMeasurement
+from strategies.places import Place, Plan, data_parallel
+
+PLAN = data_parallel(2)
 
 
 def epoch(**changes):
@@ -12,7 +16,7 @@ def epoch(**changes):
         "timed_seconds": [1.0, 2.0],
         "step_seconds": [[1.0], [2.0]],
         "data_wait": [[0.0], [0.0]],
-        "samples": 200,
+        "samples": [[60, 40], [60, 40]],
         "loss_first": 2.3,
         "loss_last": 2.0,
         "finite": True,
@@ -22,8 +26,8 @@ def epoch(**changes):
     return EpochMeasurement(**(values | changes))
 
 
-def judge(measured, *, ranks_per_replica=1):
-    return run_gate(measured, expected_samples=200, ranks_per_replica=ranks_per_replica, test_count=50)
+def judge(measured, plan=PLAN, *, expected=200):
+    return run_gate(measured, plan, expected_samples=expected, test_count=50)
 
 
 def test_a_right_run_passes():
@@ -36,8 +40,8 @@ def test_a_right_run_passes():
     [
         ({"finite": False, "loss_first": None, "loss_last": None}, "not finite"),
         ({"parameter_hashes": ["a", "b"]}, "parameters differ between replicas: 2 versions"),
-        ({"samples": 199}, "199 samples were trained on, 200 should have been"),
-        ({"samples": 201}, "201 samples were trained on, 200 should have been"),
+        ({"samples": [[60, 40], [60, 39]]}, "199 samples were trained on, 200 should have been"),
+        ({"samples": [[61, 40], [60, 40]]}, "201 samples were trained on, 200 should have been"),
         ({"evaluated": 52, "correct": 9}, "52 test samples were evaluated, there are 50"),
         ({"evaluated": 0, "correct": 0}, "0 test samples were evaluated, there are 50"),
     ],
@@ -46,18 +50,38 @@ def test_each_wrong_run_is_told_why(changes, words):
     assert words in judge(epoch(**changes))
 
 
-def test_a_replica_over_two_ranks_is_compared_as_a_pair():
-    """Ranks 0 and 1 hold the halves a and b of one replica, ranks 2 and 3 those of the other."""
-    assert judge(epoch(parameter_hashes=["a", "b", "a", "b"]), ranks_per_replica=2) == "passed"
-    assert "2 versions" in judge(epoch(parameter_hashes=["a", "b", "a", "c"]), ranks_per_replica=2)
-    assert "2 versions" in judge(epoch(parameter_hashes=["a", "b", "b", "a"]), ranks_per_replica=2)
+def test_ranks_of_a_piece_are_compared_with_one_another():
+    """Ranks 0 and 1 hold the pieces a and b of one copy, ranks 2 and 3 those of the other; each pair reads a part."""
+    plan = Plan(tuple(Place(part=rank // 2, piece=rank % 2) for rank in range(4)))
+    four = {"samples": [[100], [100], [100], [100]]}
+    assert judge(epoch(**four, parameter_hashes=["a", "b", "a", "b"]), plan) == "passed"
+    assert "parameters of piece 1 differ" in judge(epoch(**four, parameter_hashes=["a", "b", "a", "c"]), plan)
+    assert "parameters of piece 0 differ" in judge(epoch(**four, parameter_hashes=["a", "b", "b", "a"]), plan)
 
 
-def test_losses_are_judged_only_where_a_baseline_has_run():
-    far = epoch(loss_first=99.0)
-    assert baseline_gate(far, None) == "passed"
-    assert baseline_gate(far, (None, None)) == "passed"
-    assert "first timed step is 99, the baseline's 2.3" in baseline_gate(far, (2.3, 2.0))
+def test_where_no_two_ranks_hold_the_same_there_is_nothing_to_compare():
+    plan = Plan(tuple(Place(part=rank, piece=rank) for rank in range(2)))
+    assert judge(epoch(parameter_hashes=["a", "b"]), plan) == "passed"
+
+
+def test_samples_of_a_part_count_once_however_many_ranks_read_it():
+    plan = Plan((Place(part=0, piece=0), Place(part=0, piece=1)))
+    measured = epoch(samples=[[60, 40], [60, 40]], parameter_hashes=["a", "b"])
+    assert samples(measured, plan) == 100
+    assert judge(measured, plan, expected=100) == "passed"
+    unlike = epoch(samples=[[60, 40], [60, 30]], parameter_hashes=["a", "b"])
+    assert judge(unlike, plan, expected=100) == "the ranks that read part 0 took unlike numbers of samples: [90, 100]"
+
+
+def test_a_rank_that_serves_trains_on_nothing_and_holds_nothing_to_compare():
+    plan = Plan((Place(part=0), Place(part=1), Place(role="serve")))
+    measured = epoch(samples=[[60, 40], [60, 40], []], parameter_hashes=["a", "a", "z"])
+    assert judge(measured, plan) == "passed"
+
+
+def test_losses_are_judged_only_where_the_baseline_has_some():
+    assert loss_gate(99.0, 2.0, None, None) is None
+    assert "first timed step is 99, the baseline's 2.3" in (loss_gate(99.0, 2.0, 2.3, 2.0) or "")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +96,9 @@ def test_losses_are_judged_only_where_a_baseline_has_run():
     ],
 )
 def test_the_band_is_ten_percent_of_the_first_loss_and_a_quarter_of_the_last(first, last, passes):
-    assert (baseline_gate(epoch(loss_first=first, loss_last=last), (2.3, 2.0)) == "passed") is passes
+    assert (loss_gate(first, last, 2.3, 2.0) is None) is passes
 
 
 def test_near_zero_the_band_has_an_absolute_floor():
-    assert baseline_gate(epoch(loss_first=0.049, loss_last=0.0), (0.0, 0.0)) == "passed"
-    assert "may differ by 0.05" in baseline_gate(epoch(loss_first=0.051, loss_last=0.0), (0.0, 0.0))
+    assert loss_gate(0.049, 0.0, 0.0, 0.0) is None
+    assert "may differ by 0.05" in (loss_gate(0.051, 0.0, 0.0, 0.0) or "")

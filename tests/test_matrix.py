@@ -8,15 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
+from bench.factors import COMPILE_MODES, DATA_PIPELINES, DEVICE_KINDS, MEMORY_FORMATS, PRECISIONS, SCALINGS
 from bench.plan.matrix import (
-    COMPILE_MODES,
-    DATA_PIPELINES,
     DATASETS,
-    DEVICE_KINDS,
     GROUP_KEYS,
-    MEMORY_FORMATS,
-    PRECISIONS,
-    SCALINGS,
     TOP_KEYS,
     Group,
     Matrix,
@@ -29,7 +24,7 @@ from bench.plan.matrix import (
     to_toml,
 )
 from bench.workloads import WORKLOADS
-from strategies import BUILT_IN
+from strategies import BUILT_IN, Registry
 
 SIX = ("single", "dp", "ddp", "ddp_amp", "ddp_syncbn", "ddp_mp")
 
@@ -53,28 +48,32 @@ def test_every_preset_is_a_matrix_of_known_names(name):
     assert matrix.workload in WORKLOADS
     known = {entry.name for entry in BUILT_IN}
     for group in matrix.groups:
-        assert group.strategies
-        assert set(group.strategies) <= known
+        assert group["strategies"]
+        assert set(group["strategies"]) <= known
 
 
 def test_what_smoke_and_cpu_ask_for():
     smoke, cpu = load_matrix("smoke"), load_matrix("cpu")
     assert smoke.groups == (Group(strategies=SIX, devices=(1, 2), batch=32),)
     assert (smoke.device, smoke.dataset, smoke.blocks, smoke.control) == ("cpu", "synthetic", 1, False)
-    assert (cpu.groups[0].strategies, cpu.groups[0].devices, cpu.blocks) == (SIX, (), 3)
+    assert (cpu.groups[0]["strategies"], cpu.groups[0]["devices"], cpu.blocks) == (SIX, (), 3)
 
 
 def test_full_asks_for_every_built_in_strategy_at_both_scalings():
     (group,) = load_matrix("full").groups
-    assert set(group.strategies) == {entry.name for entry in BUILT_IN}
-    assert group.scaling == ("strong", "weak")
+    assert set(group["strategies"]) == {entry.name for entry in BUILT_IN}
+    assert group["scaling"] == ("strong", "weak")
     assert load_matrix("full").steps is None
 
 
-def test_choices_agree_with_the_strategies_contract():
-    from strategies import base
-
-    assert (PRECISIONS, MEMORY_FORMATS, COMPILE_MODES) == (base.PRECISIONS, base.MEMORY_FORMATS, base.COMPILE_MODES)
+def test_what_strategies_state_is_in_the_vocabulary():
+    registry = Registry.collect()
+    for name in registry.entries:
+        strategy = registry.load(name)
+        assert {*strategy.precisions, *strategy.default_precision.values()} <= {*PRECISIONS}
+        assert {*strategy.default_precision} == {*DEVICE_KINDS}
+        assert strategy.default_memory_format in MEMORY_FORMATS
+        assert strategy.default_compile in COMPILE_MODES
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -211,8 +210,8 @@ def test_files_are_read_by_path(tmp_path):
 
 def test_options_replace_keys_in_all_groups_and_none_means_not_given():
     matrix = override(load_matrix("article"), {"batch": 64, "steps": 3, "devices": [2], "seed": None})
-    assert {group.batch for group in matrix.groups} == {64}
-    assert {group.devices for group in matrix.groups} == {(2,)}
+    assert {group["batch"] for group in matrix.groups} == {64}
+    assert {group["devices"] for group in matrix.groups} == {(2,)}
     assert (matrix.steps, matrix.seed) == (3, 0)
 
 
@@ -227,7 +226,7 @@ def test_no_option_changes_nothing():
 
 
 def test_auto_gives_the_choice_back_to_the_machine():
-    assert override(load_matrix("smoke"), {"devices": "auto"}).groups[0].devices == ()
+    assert override(load_matrix("smoke"), {"devices": "auto"}).groups[0]["devices"] == ()
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ matrices = st.builds(
     name=texts,
     groups=st.lists(group, min_size=1, max_size=3).map(tuple),
     description=st.just("") | texts,
-    device=st.sampled_from(DEVICE_KINDS),
+    device=st.sampled_from(("auto", *DEVICE_KINDS)),
     workload=texts,
     dataset=st.sampled_from(DATASETS),
     steps=st.none() | counts,

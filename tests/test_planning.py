@@ -10,7 +10,7 @@ from bench import workloads
 from bench.errors import UserError
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
-from bench.plan.cells import block_order, check_baseline, device_counts, plan_cells
+from bench.plan.cells import block_order, check_baseline, check_cells, device_counts, plan_cells
 from bench.plan.matrix import Group, Matrix, load_matrix
 from strategies import BUILT_IN, Registry
 
@@ -24,7 +24,9 @@ CIFAR_TRAIN_COUNT = 50_000
 
 def plan(matrix, *, machine=CPU, train_count=CIFAR_TRAIN_COUNT, registry=REGISTRY):
     workload = workloads.find(matrix.workload)
-    return plan_cells(matrix, machine=machine, registry=registry, workload=workload, train_count=train_count)
+    found = plan_cells(matrix, machine=machine, registry=registry, workload=workload)
+    check_cells(found, matrix, workload=workload, train_count=train_count)
+    return found
 
 
 def cells(*strategies, devices=(1, 2), machine=CPU, workload="resnet50-cifar10", steps=1, control=False, **group):
@@ -56,43 +58,45 @@ def one(strategy, devices, **group):
 )
 def test_batches_under_strong_and_weak_scaling(strategy, devices, scaling, whole, replica):
     cell = one(strategy, devices, scaling=(scaling,), batch=256)
-    assert (cell.batch_global, cell.batch_per_replica) == (whole, replica)
+    assert (cell["batch_global"], cell.batch_per_part) == (whole, replica)
 
 
 def test_a_batch_that_is_not_given_is_the_workloads():
-    assert one("single", 1).batch_global == 256
-    assert one("single", 1, workload="toy").batch_global == 64
+    assert one("single", 1)["batch_global"] == 256
+    assert one("single", 1, workload="toy")["batch_global"] == 64
 
 
 @pytest.mark.parametrize("devices", [3, 5, 7])
 def test_a_batch_that_does_not_divide_is_refused_with_the_arithmetic(devices):
-    with pytest.raises(UserError, match=rf"ddp@{devices} fp32: a global batch of 256 does not divide into {devices} "):
+    with pytest.raises(
+        UserError, match=rf"ddp@{devices} fp32: a global batch of 256 does not divide into {devices} parts"
+    ):
         one("ddp", devices, batch=256)
 
 
 def test_micro_batches_count_as_parts():
-    assert one("ddp", 2, batch=8, accumulate=2).batch_per_replica == 4
-    with pytest.raises(UserError, match="global batch of 8 does not divide into 2 replicas x 3 micro-batches"):
+    assert one("ddp", 2, batch=8, accumulate=2).batch_per_part == 4
+    with pytest.raises(UserError, match="global batch of 8 does not divide into 2 parts x 3 micro-batches"):
         one("ddp", 2, batch=8, accumulate=3)
 
 
 def test_a_weak_batch_always_divides_over_replicas():
-    assert one("ddp", 7, batch=5, scaling=("weak",)).batch_global == 35
+    assert one("ddp", 7, batch=5, scaling=("weak",))["batch_global"] == 35
 
 
 def test_batch_norm_needs_two_samples_a_replica_and_micro_batch():
-    with pytest.raises(UserError, match="2 samples / 2 = 1 a replica and micro-batch, and the BatchNorm"):
+    with pytest.raises(UserError, match="2 samples / 2 = 1 per part and micro-batch, and the BatchNorm"):
         one("ddp", 2, batch=2)
-    with pytest.raises(UserError, match="4 samples / 4 = 1 a replica and micro-batch"):
+    with pytest.raises(UserError, match="4 samples / 4 = 1 per part and micro-batch"):
         one("ddp", 2, batch=4, accumulate=2)
-    assert one("ddp", 2, batch=4).batch_per_replica == 2
-    assert one("ddp", 2, batch=2, workload="toy").batch_per_replica == 1
+    assert one("ddp", 2, batch=4).batch_per_part == 2
+    assert one("ddp", 2, batch=2, workload="toy").batch_per_part == 1
 
 
 def test_a_batch_larger_than_the_training_set_is_refused():
     with pytest.raises(UserError, match="global batch of 50001 exceeds the 50000 training samples"):
         one("single", 1, batch=50_001)
-    assert one("single", 1, batch=50_000, warmup_steps=1).batch_global == 50_000
+    assert one("single", 1, batch=50_000, warmup_steps=1)["batch_global"] == 50_000
 
 
 def test_steps_and_warm_up_may_fill_the_epoch_and_no_more():
@@ -151,7 +155,7 @@ def test_float16_on_cpu_runs_with_a_warning():
 
 def test_what_smoke_plans_is_what_the_documentation_promises():
     matrix = load_matrix("smoke")
-    found = {(cell.strategy, cell.devices): cell.status for cell in plan(matrix)}
+    found = {(cell["strategy"], cell["devices"]): cell.status for cell in plan(matrix)}
     unsupported = {("single", 2), ("dp", 2), ("ddp_mp", 1)}
     assert len(found) == 12
     assert {place for place, status in found.items() if status == "unsupported"} == unsupported
@@ -178,26 +182,27 @@ def test_what_smoke_plans_is_what_the_documentation_promises():
 )
 def test_plans_on_gpus(strategy, devices, spread, precision, batch):
     cell = one(strategy, devices, machine=CUDA, batch=256)
-    assert (cell.processes, cell.devices_per_process, cell.replicas) == spread
-    assert (cell.status, cell.precision, cell.batch_global, cell.batch_per_replica) == ("", precision, 256, batch)
+    assert (cell.plan.processes, cell.plan.places[0].devices, cell.plan.replicas) == spread
+    assert {place.devices for place in cell.plan.places} == {spread[1]}
+    assert (cell.status, cell["precision"], cell["batch_global"], cell.batch_per_part) == ("", precision, 256, batch)
     assert cell.uses_process_group is strategy.startswith("ddp")
 
 
 @pytest.mark.parametrize(("machine", "precision"), [(CPU, "amp-bf16"), (CUDA, "amp-fp16")])
 def test_mixed_precision_by_device(machine, precision):
-    assert one("ddp_amp", 1, machine=machine).precision == precision
+    assert one("ddp_amp", 1, machine=machine)["precision"] == precision
 
 
 def test_the_tuned_strategies_are_channels_last():
-    assert {one(name, 1).memory_format for name in ("single_tuned", "ddp_tuned")} == {"channels_last"}
-    assert {one(name, 1).memory_format for name in SIX if name != "ddp_mp"} == {"contiguous"}
+    assert {one(name, 1)["memory_format"] for name in ("single_tuned", "ddp_tuned")} == {"channels_last"}
+    assert {one(name, 1)["memory_format"] for name in SIX if name != "ddp_mp"} == {"contiguous"}
 
 
 def test_the_article_preset_has_exactly_the_published_rows():
     found = [
-        (cell.strategy, cell.devices, cell.precision, cell.batch_global, cell.batch_per_replica)
+        (cell["strategy"], cell["devices"], cell["precision"], cell["batch_global"], cell.batch_per_part)
         for cell in plan(load_matrix("article"), machine=CUDA)
-        if cell.role == "measure"
+        if cell["role"] == "measure"
     ]
     assert sorted(found) == [
         ("ddp_syncbn", 2, "amp-fp16", 512, 256),
@@ -211,7 +216,7 @@ def test_the_article_preset_has_exactly_the_published_rows():
 
 def test_the_gpu_preset_measures_one_two_and_four():
     matrix = device_counts(load_matrix("gpu"), CUDA, [1, 2, 4])
-    found = {(cell.strategy, cell.devices) for cell in plan(matrix, machine=CUDA) if not cell.status}
+    found = {(cell["strategy"], cell["devices"]) for cell in plan(matrix, machine=CUDA) if not cell.status}
     assert {devices for strategy, devices in found if strategy == "ddp"} == {1, 2, 4}
     assert {devices for strategy, devices in found if strategy == "ddp_mp"} == {2, 4}
     assert {devices for strategy, devices in found if strategy.startswith("single")} == {1}
@@ -219,7 +224,7 @@ def test_the_gpu_preset_measures_one_two_and_four():
 
 def test_device_counts_that_are_given_stay():
     groups = device_counts(Matrix("m", (Group(devices=(3,)), Group())), CPU, [1, 2]).groups
-    assert [group.devices for group in groups] == [(3,), (1, 2)]
+    assert [group["devices"] for group in groups] == [(3,), (1, 2)]
 
 
 # -- the list of cells ------------------------------------------------------------------------------------------------
@@ -228,7 +233,7 @@ def test_device_counts_that_are_given_stay():
 def test_what_two_groups_have_in_common_is_one_cell():
     groups = (Group(strategies=("single", "ddp"), devices=(1, 2)), Group(strategies=("ddp",), devices=(2, 4)))
     found = plan(Matrix("m", groups, steps=1, control=False))
-    places = [(cell.strategy, cell.devices) for cell in found]
+    places = [(cell["strategy"], cell["devices"]) for cell in found]
     assert places == [("single", 1), ("single", 2), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
 
 
@@ -251,23 +256,23 @@ def test_the_product_of_a_groups_lists():
 
 def test_the_baseline_has_one_twin_and_it_comes_last():
     found = cells("ddp", "single", devices=(1, 2), control=True)
-    twins = [cell for cell in found if cell.role == "control"]
-    assert [(cell.strategy, cell.devices, cell.role) for cell in twins] == [("single", 1, "control")]
+    twins = [cell for cell in found if cell["role"] == "control"]
+    assert [(cell["strategy"], cell["devices"], cell["role"]) for cell in twins] == [("single", 1, "control")]
     assert found[-1] is twins[0]
-    (other,) = [cell for cell in cells("ddp", baseline="ddp@2", control=True) if cell.role == "control"]
-    assert (other.strategy, other.devices) == ("ddp", 2)
+    (other,) = [cell for cell in cells("ddp", baseline="ddp@2", control=True) if cell["role"] == "control"]
+    assert (other["strategy"], other["devices"]) == ("ddp", 2)
 
 
 def test_no_twin_without_the_baseline_or_of_an_unsupported_one():
-    assert all(cell.role == "measure" for cell in cells("ddp", control=True))
-    assert all(cell.role == "measure" for cell in cells("single", devices=(2,), baseline="single@2", control=True))
+    assert all(cell["role"] == "measure" for cell in cells("ddp", control=True))
+    assert all(cell["role"] == "measure" for cell in cells("single", devices=(2,), baseline="single@2", control=True))
 
 
 def test_breakdown_adds_a_marked_twin_of_every_measured_cell():
     found = cells("single", "dp", "ddp", breakdown=True)
-    roles = Counter(cell.role for cell in found)
+    roles = Counter(cell["role"] for cell in found)
     assert roles == {"measure": 6, "breakdown": 4}
-    assert all(not cell.status for cell in found if cell.role == "breakdown")
+    assert all(not cell.status for cell in found if cell["role"] == "breakdown")
     assert len({cell.key for cell in found}) == 10
 
 
@@ -276,14 +281,14 @@ def test_breakdown_adds_a_marked_twin_of_every_measured_cell():
 
 def test_a_swept_option_makes_a_cell_of_each_value():
     found = cells("ddp", devices=(2,), options={"ddp": {"bucket_cap_mb": [1, 5], "static_graph": True}})
-    assert [cell.variant for cell in found] == [
+    assert [cell["variant"] for cell in found] == [
         "bucket_cap_mb=1;static_graph=true",
         "bucket_cap_mb=5;static_graph=true",
     ]
 
 
 def test_the_variant_names_only_what_differs_from_the_default():
-    assert one("ddp", 2, options={"ddp": {"bucket_cap_mb": 25, "broadcast_buffers": False}}).variant == (
+    assert one("ddp", 2, options={"ddp": {"bucket_cap_mb": 25, "broadcast_buffers": False}})["variant"] == (
         "broadcast_buffers=false"
     )
     assert one("ddp", 2, options={"ddp": {"bucket_cap_mb": 25}}).key == one("ddp", 2).key

@@ -76,7 +76,7 @@ def test_the_strategy_file_is_short() -> None:
 def test_the_matrix_of_readme_is_one() -> None:
     (text,) = blocks("toml")
     matrix = parse_matrix(text, name="readme", source="README")
-    assert [group.scaling for group in matrix.groups] == [("strong",), ("weak",)]
+    assert [group["scaling"] for group in matrix.groups] == [("strong",), ("weak",)]
 
 
 def test_every_linked_file_exists() -> None:

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from test_rows import CELL, epoch, facts, measurement
 
+from bench.factors import Baseline
 from bench.plan.matrix import Group, Matrix
-from bench.results.cells import make_run, standing
+from bench.results.cells import judged_runs, make_run
 from bench.results.columns import RUN_COLUMNS
 from bench.results.csvfile import read_rows, write_rows
 from bench.results.flags import disturbances
-from bench.results.folder import Campaign
+from bench.results.folder import Campaign, read_runs
 from bench.results.summary import campaign_summary
 from bench.run import campaign
 from bench.run.campaign import Runner
 from bench.run.job import Job
 from bench.run.launch import Outcome
-from bench.run.repeats import LASTING, is_marked
+from bench.run.repeats import LASTING
 from bench.run.resume import Done
 from bench.run.store import Store
 from bench.view.progress import Quiet
@@ -65,7 +66,7 @@ def disturbed_campaign(
 
     monkeypatch.setattr(campaign, "Telemetry", FakeTelemetry)
     monkeypatch.setattr(campaign, "launch", launch)
-    matrix = Matrix("m", (Group(("ddp",), (2,)),), repeat_disturbed=repeat, blocks=blocks)
+    matrix = Matrix("m", (Group(strategies=("ddp",), devices=(2,)),), repeat_disturbed=repeat, blocks=blocks)
     store = Store(folder)
     try:
         Runner(Job(matrix, [CELL], facts(), {}, "bench run"), store, Quiet()).run()
@@ -80,8 +81,8 @@ def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
 ) -> None:
     rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     assert [(row["attempt"], row["status"], row["timed_seconds"]) for row in rows] == [(1, "ok", 1.0), (2, "ok", 2.0)]
-    mark = "disturbed, to be measured again: load from other processes: up to 40 % of all cores in 1 run of 1"
-    assert [mark in row["warnings"] for row in rows] == [True, False]
+    cause = "load from other processes: up to 40 % of all cores in 1 run of 1"
+    assert [row["repeated_for"] for row in rows] == [cause, ""]
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
     # The last attempt counts: 1050 samples at 200 / 2 s.
     assert summary["epoch_seconds"] == pytest.approx(10.5)
@@ -91,7 +92,7 @@ def test_a_disturbed_run_is_measured_again_and_its_row_stays_marked(
 def test_it_is_repeated_no_more_than_the_matrix_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, BUSY, BUSY, repeat=2)
     assert [row["attempt"] for row in rows] == [1, 2, 3]
-    assert [is_marked(row) for row in rows] == [True, True, False]
+    assert [bool(row["repeated_for"]) for row in rows] == [True, True, False]
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
     assert "load from other processes: up to 40 % of all cores in 1 run of 1" in summary["flags"]
 
@@ -123,8 +124,8 @@ def test_a_run_that_was_to_be_repeated_is_missing_until_it_was(tmp_path: Path, m
     """What a kill during the repeat leaves behind."""
     rows = disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, repeat=1)
     write_rows(tmp_path / "cut.csv", RUN_COLUMNS, rows[:1])
-    assert not Done(tmp_path / "cut.csv").finished(CELL, 0)
-    assert Done(tmp_path / "out" / "runs.csv").finished(CELL, 0)
+    assert not Done(read_runs(tmp_path / "cut.csv")).finished(CELL, 0)
+    assert Done(read_runs(tmp_path / "out" / "runs.csv")).finished(CELL, 0)
 
 
 @pytest.mark.parametrize("status", ["crashed", "interrupted"])
@@ -136,12 +137,12 @@ def test_a_repeat_without_a_measurement_takes_nothing_away(
     write_rows(tmp_path / "out" / "runs.csv", RUN_COLUMNS, [rows[0], rows[1] | blank | {"status": status}])
     (summary,) = campaign_summary(tmp_path / "out").to_dict("records")
     assert (summary["status"], summary["epoch_seconds"]) == ("ok", pytest.approx(5.25))
-    assert list(standing(Campaign(tmp_path / "out").runs)["attempt"]) == [1]
+    assert list(judged_runs(Campaign(tmp_path / "out").runs, Baseline.parse(None))["attempt"]) == [1]
 
 
 def test_what_reads_rows_sees_the_attempt_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disturbed_campaign(tmp_path / "out", monkeypatch, BUSY, CALM, CALM, BUSY, BUSY, repeat=1, blocks=3)
-    counting = standing(Campaign(tmp_path / "out").runs)
+    counting = judged_runs(Campaign(tmp_path / "out").runs, Baseline.parse(None))
     assert list(zip(counting["block"], counting["attempt"], strict=True)) == [(0, 2), (1, 1), (2, 2)]
 
 

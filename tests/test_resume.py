@@ -8,43 +8,31 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from planned import planned
 
 from bench.data import prepare
 from bench.errors import UserError
+from bench.factors import CELL_FACTORS
 from bench.plan.cells import PlannedCell
 from bench.plan.matrix import Group, Matrix
 from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION
 from bench.results.csvfile import write_rows
+from bench.results.folder import read_runs
 from bench.run.prepare import Request, _as_begun, _check_same_data
 from bench.run.resume import Done, check_same_environment, check_same_matrix, check_same_strategy_files
 from bench.run.store import Store
 
-CELL = PlannedCell("ddp", 2, "strong", "fp32", "contiguous", "off", (("bucket_cap_mb", 5),), 1, batch_global=16)
+CELL = planned("ddp", 2, options={"bucket_cap_mb": 5}, batch_global=16)
 
 
 def row_of(cell: PlannedCell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "strategy": cell.strategy,
-        "devices": cell.devices,
-        "scaling": cell.scaling,
-        "precision": cell.precision,
-        "memory_format": cell.memory_format,
-        "compile": cell.compile,
-        "variant": cell.variant,
-        "role": cell.role,
-        "batch_global": cell.batch_global,
-        "accumulate": cell.accumulate,
-        "data_pipeline": cell.data_pipeline,
-        "block": block,
-        "status": status,
-        "attempt": attempt,
-    }
+    factors = {factor.name: cell[factor.name] for factor in CELL_FACTORS}
+    return factors | {"schema_version": SCHEMA_VERSION, "block": block, "status": status, "attempt": attempt}
 
 
 def done(folder: Path, *rows: dict[str, object]) -> Done:
     write_rows(folder / "runs.csv", RUN_COLUMNS, rows)
-    return Done(folder / "runs.csv")
+    return Done(read_runs(folder / "runs.csv"))
 
 
 @pytest.mark.parametrize("status", ["ok", "unsupported", "invalid", "oom", "timeout", "crashed"])
@@ -86,7 +74,7 @@ def test_the_last_attempt_says_whether_a_run_is_finished(tmp_path: Path) -> None
         {"precision": "amp-bf16"},
         {"memory_format": "channels_last"},
         {"compile": "default"},
-        {"options": (("bucket_cap_mb", 6),)},
+        {"variant": "bucket_cap_mb=6"},
         {"accumulate": 2},
         {"role": "control"},
         {"batch_global": 32},
@@ -97,11 +85,26 @@ def test_the_last_attempt_says_whether_a_run_is_finished(tmp_path: Path) -> None
 def test_another_cell_is_not_finished(tmp_path: Path, changes: dict[str, object]) -> None:
     found = done(tmp_path, row_of(CELL, block=0, status="ok"))
     assert found.finished(CELL, 0)
-    assert not found.finished(replace(CELL, **changes), 0)
+    assert not found.finished(CELL.changed(**changes), 0)
 
 
-def test_nothing_is_finished_without_a_file(tmp_path: Path) -> None:
-    found = Done(tmp_path / "runs.csv")
+def test_every_factor_of_a_cell_tells_it_apart() -> None:
+    """A further factor needs a line in the table above."""
+    marks = [mark for mark in test_another_cell_is_not_finished.pytestmark if mark.name == "parametrize"]
+    assert {name for changes in marks[0].args[1] for name in changes} == {factor.name for factor in CELL_FACTORS}
+
+
+def test_what_is_added_counts_as_what_was_read(tmp_path: Path) -> None:
+    found = Done()
+    found.add([row_of(CELL, block=0, status="ok") | {"repeated_for": "load from other processes"}])
+    assert not found.finished(CELL, 0)
+    found.add([row_of(CELL, block=0, status="ok", attempt=2) | {"repeated_for": ""}])
+    assert found.finished(CELL, 0)
+    assert len(found.rows) == 2
+
+
+def test_nothing_is_finished_without_rows() -> None:
+    found = Done()
     assert found.rows == []
     assert not found.finished(CELL, 0)
     assert found.next_attempt(CELL, 0) == 1

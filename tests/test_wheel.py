@@ -51,7 +51,7 @@ def test_presets_published_figures_and_templates_travel(installed: Path) -> None
     assert place.startswith(str(installed))
     assert names == loaded == "['article', 'cpu', 'full', 'gpu', 'smoke']"
     assert list((installed / "bench" / "published").glob("*.csv"))
-    assert list((installed / "bench" / "templates").glob("*.j2"))
+    assert list((installed / "bench" / "view" / "templates").glob("*.j2"))
     assert run(installed, "import bench.results.published as p; print(len(p.load_published().rows))").strip() == "11"
 
 

@@ -280,7 +280,7 @@ def _work(run: MeasuredRun) -> Key:
 def _gated_run(run: MeasuredRun, references: Mapping[Key, MeasuredRun]) -> MeasuredRun:
     """Judge an ok run by the reference's run of its block, or by the first other of the same work."""
     # One fixed batch over and over is other work than an epoch's, and the losses of two runs on it part too far.
-    if not run.ok or not run.first("same_work") or run.first("data_pipeline") == ONE_BATCH or not references:
+    if not run.ok or run.first("same_work") is False or run.first("data_pipeline") == ONE_BATCH or not references:
         return run
     other = references.get(run.pair) or next(iter(references.values()))
     reason = loss_gate(

@@ -56,7 +56,7 @@ def exchange(summary: pd.DataFrame, runs: pd.DataFrame, measured: Mapping[str, A
     for _, row in summary[(summary["status"] == OK) & (summary["role"] == MEASURE)].iterrows():
         own = runs[(runs[CELL_KEYS] == row[CELL_KEYS]).all(axis=1) & (runs["status"] == OK)]
         own = own[own["gradient_bytes"].notna() & own["backend"].ne("") & own["replicas"].gt(1)]
-        own = own[own["same_work"]]
+        own = own[own["same_work"].fillna(True)]
         headline, split = own[own["role"] == MEASURE], own[own["role"] == BREAKDOWN]
         if not len(headline):
             continue

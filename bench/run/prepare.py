@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
 
     Raises UserError; nothing is started then, and no folder is left behind that was not there.
     """
-    resolved = resolve(request)
-    _name_broken_files(resolved.strategies, resolved.matrix, reporter)
+    resolved = resolve(request, note=reporter.note)
     facts = _environment(resolved)
     _check_resumable(resolved, facts, reporter)
     folder = _folder(resolved, facts)
@@ -61,8 +60,11 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     return _job(resolved, facts, data, store), store
 
 
-def resolve(request: Request) -> Resolved:
-    """Settle what is to be measured on this machine, and refuse what no strategy could run. Raises UserError."""
+def resolve(request: Request, *, note: Callable[[str], None]) -> Resolved:
+    """Settle what is to be measured on this machine, and refuse what no strategy could run. Raises UserError.
+
+    `note` is told of strategies that are left out.
+    """
     reason = host.unsupported_platform_reason()
     if reason:
         raise UserError(reason)
@@ -76,6 +78,7 @@ def resolve(request: Request) -> Resolved:
     threads = detect.resolve_threads(found, counts, matrix.threads_per_device)
     workload = workloads.find(matrix.workload)
     strategies = registry.collect(request.strategy_files)
+    _name_broken_files(strategies, matrix, note)
     check_baseline(matrix.baseline, strategies)
     _check_initial_state(request, workload.name)
     _check_gloo()
@@ -220,13 +223,13 @@ def _as_begun(request: Request, begun: Mapping[str, Any]) -> Request:
     return replace(request, **given, command=recorded["command"] or request.command)
 
 
-def _name_broken_files(registry: Registry, matrix: Matrix, reporter: Reporter) -> None:
+def _name_broken_files(registry: Registry, matrix: Matrix, note: Callable[[str], None]) -> None:
     """Say which strategy or file cannot be used; where the matrix asks for it by name, its row says so."""
     asked = {name for group in matrix.groups for name in group["strategies"]}
     for entry in registry.entries.values():
         if entry.broken and entry.name not in asked:
             what = f"strategy file {entry.module}" if entry.is_file else entry.place
-            reporter.note(f"{what} is left out: {entry.broken}")
+            note(f"{what} is left out: {entry.broken}")
 
 
 def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:

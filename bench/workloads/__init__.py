@@ -17,7 +17,7 @@ class WorkloadEntry:
     """What planning must know of a workload.
 
     `data_kind` names the samples it wants, `batch` is its usual global batch, `input_shape` one sample's shape as
-    the model sees it, and `batch_norm` whether a replica needs at least two samples a micro-batch.
+    the model sees it, and `batch_norm` whether a part needs at least two samples a micro-batch.
     """
 
     name: str
