@@ -25,6 +25,8 @@ ONE_BATCH = "synthetic_device"
 DATA_PIPELINES = ("resident", "loader", ONE_BATCH)
 SCALINGS = ("strong", "weak")
 DEVICE_KINDS = ("cpu", "cuda")
+DATASET_NAMES = ("auto", "cifar10", "cifar100", "synthetic")
+"""What can be asked for; `auto` is the real one that the workload wants, or synthetic samples in its place."""
 
 OK, INVALID, UNSUPPORTED, CRASHED, INTERRUPTED = "ok", "invalid", "unsupported", "crashed", "interrupted"
 STATUSES = (OK, UNSUPPORTED, INVALID, "oom", "timeout", CRASHED, INTERRUPTED)

@@ -36,17 +36,17 @@ def test_two_ranks_reduce_at_a_rate_that_memory_allows() -> None:
 
 def test_it_is_kept_for_the_machine_and_the_threads(cache: Path) -> None:
     kept = Calibration("cpu", 1, {"fp32": 1e11}, 2e9, 2)
-    calibrate.save(kept, "abc")
-    found = calibrate.load("abc", threads=1)
+    calibrate.save_calibration(kept, "abc")
+    found = calibrate.load_calibration("abc", threads=1)
     assert found is not None
     assert found["matrix_flops_per_second"] == {"fp32": 1e11}
-    assert calibrate.load("abc", threads=2) is None
-    assert calibrate.load("other", threads=1) is None
+    assert calibrate.load_calibration("abc", threads=2) is None
+    assert calibrate.load_calibration("other", threads=1) is None
 
 
 def test_a_damaged_file_is_no_calibration(cache: Path) -> None:
-    calibrate.save(Calibration("cpu", 1, {}, None, 1), "abc").write_text("{", encoding="utf-8")
-    assert calibrate.load("abc", threads=1) is None
+    calibrate.save_calibration(Calibration("cpu", 1, {}, None, 1), "abc").write_text("{", encoding="utf-8")
+    assert calibrate.load_calibration("abc", threads=1) is None
 
 
 def test_every_rate_is_shown() -> None:

@@ -93,4 +93,4 @@ def test_the_command_reports_every_try_and_measures_nothing(tmp_path: Path) -> N
     assert {row["status"] for row in rows} == {"ok", "oom"}
     assert "more than there is" in next(row["reason"] for row in rows if row["status"] == "oom")
     assert not (tmp_path / "out" / "runs.csv").exists()
-    assert f"small@1 fp32: {largest['batch_per_replica']} samples a replica" in done.stdout
+    assert f"small@1 fp32: {largest['batch_per_part']} samples per part" in done.stdout

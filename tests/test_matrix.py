@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
-from bench.factors import COMPILE_MODES, DATA_PIPELINES, DEVICE_KINDS, MEMORY_FORMATS, PRECISIONS, SCALINGS
+from bench.factors import (
+    COMPILE_MODES,
+    DATA_PIPELINES,
+    DATASET_NAMES,
+    DEVICE_KINDS,
+    MEMORY_FORMATS,
+    PRECISIONS,
+    SCALINGS,
+)
 from bench.plan.matrix import (
-    DATASETS,
     GROUP_KEYS,
     TOP_KEYS,
     Group,
@@ -304,7 +311,7 @@ matrices = st.builds(
     description=st.just("") | texts,
     device=st.sampled_from(("auto", *DEVICE_KINDS)),
     workload=texts,
-    dataset=st.sampled_from(DATASETS),
+    dataset=st.sampled_from(DATASET_NAMES),
     steps=st.none() | counts,
     warmup_steps=st.integers(0, 9),
     epochs=counts,

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -10,7 +11,8 @@ from bench import workloads
 from bench.errors import UserError
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
-from bench.plan.cells import block_order, check_baseline, check_cells, device_counts, plan_cells
+from bench.plan.cells import block_order, device_counts, plan_cells
+from bench.plan.checks import check_baseline, check_cells
 from bench.plan.matrix import Group, Matrix, load_matrix
 from strategies import BUILT_IN, Registry
 
@@ -340,6 +342,23 @@ def test_a_broken_plugin_is_a_crashed_cell_beside_the_others(tmp_path):
     bad, single = plan(Matrix("m", groups, steps=1, control=False), registry=registry)
     assert (bad.status, single.status) == ("crashed", "")
     assert "no such library" in bad.reason
+
+
+def test_a_strategy_whose_packages_are_missing_is_unsupported_with_the_command_that_installs_them():
+    needs = ("numpy", "nvidia-ml-py:pynvml", "no-such-package", "other-name:no_such_module")
+    entry = replace(REGISTRY.entries["ddp"], requires=needs)
+    registry = Registry({**REGISTRY.entries, "ddp": entry})
+    groups = (Group(strategies=("ddp", "single"), devices=(1, 2), scaling=("strong", "weak")),)
+    found = plan(Matrix("m", groups, steps=1, control=False), registry=registry)
+    ddp = [cell for cell in found if cell["strategy"] == "ddp"]
+    assert {(cell["devices"], cell["scaling"], cell.status) for cell in ddp} == {
+        (devices, scaling, "unsupported") for devices in (1, 2) for scaling in ("strong", "weak")
+    }
+    assert {cell.reason for cell in ddp} == {
+        "ddp needs no-such-package, other-name, not installed here; pip install no-such-package other-name"
+    }
+    assert next(cell for cell in found if cell["strategy"] == "single").status == ""
+    assert replace(entry, requires=("numpy", "nvidia-ml-py:pynvml")).missing == ()
 
 
 # -- blocks -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from bench.plan.matrix import Group, Matrix
 from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION
 from bench.results.csvfile import write_rows
 from bench.results.folder import read_runs
-from bench.run.prepare import Request, _as_begun, _check_same_data
+from bench.run.prepare import _check_same_data
+from bench.run.request import Request
+from bench.run.resolve import _as_begun
 from bench.run.resume import Done, check_same_environment, check_same_matrix, check_same_strategy_files
 from bench.run.store import Store
 

@@ -7,7 +7,7 @@
 Workers open the files with `np.load(path, mmap_mode="r")`.
 """
 
-from bench.data.preparation import DATASET_NAMES, KINDS, prepare
+from bench.data.preparation import KINDS, prepare
 from bench.data.specs import DATASETS, BatchFile, DatasetSpec, PreparedData
 
-__all__ = ["DATASETS", "DATASET_NAMES", "KINDS", "BatchFile", "DatasetSpec", "PreparedData", "prepare"]
+__all__ = ["DATASETS", "KINDS", "BatchFile", "DatasetSpec", "PreparedData", "prepare"]

@@ -47,7 +47,7 @@ class Stored:
         return self.folder / f"{name}.npy"
 
 
-def find(roots: Sequence[Path], label: str, recipe: Recipe, *, report: Report | None = None) -> Stored | None:
+def find_converted(roots: Sequence[Path], label: str, recipe: Recipe, *, report: Report | None = None) -> Stored | None:
     """The first intact folder of this recipe, or None.
 
     File sizes are always compared; the whole content where the time of the last change is not the one recorded.
@@ -63,7 +63,7 @@ def find(roots: Sequence[Path], label: str, recipe: Recipe, *, report: Report | 
     return None
 
 
-def save(root: Path, label: str, recipe: Recipe, arrays: Arrays, *, warnings: tuple[str, ...] = ()) -> Stored:
+def save_converted(root: Path, label: str, recipe: Recipe, arrays: Arrays, *, warnings: tuple[str, ...] = ()) -> Stored:
     """Write the arrays below `root`, whose lock the caller holds. Raises UserError when the disk refuses them."""
     fingerprint = _fingerprint(arrays)
     target = root / f"strategybench-{label}-{fingerprint}"

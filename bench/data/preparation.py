@@ -10,8 +10,8 @@ from bench.data import cifar, converted, synthetic
 from bench.data.download import DownloadFailed, download
 from bench.data.specs import DATASETS, Arrays, DatasetSpec, PreparedData, Progress, Report
 from bench.errors import UserError
+from bench.factors import DATASET_NAMES
 
-DATASET_NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 KINDS = ("cifar10", "cifar100", "toy")
 
 _AUTO_TIMEOUT_SECONDS = 8.0
@@ -96,7 +96,7 @@ def _prepare_real(
     stored = None
     # Without the lock first: campaigns whose data are ready never wait for one another.
     if files := cifar.locate(spec, root):
-        stored = converted.find(roots, spec.name, _source_recipe(spec, files), report=report)
+        stored = converted.find_converted(roots, spec.name, _source_recipe(spec, files), report=report)
     if stored is None:
         with converted.locked(roots, report=report) as writable:
             files = cifar.locate(spec, root) or _fetch(
@@ -104,10 +104,10 @@ def _prepare_real(
             )
             recipe = _source_recipe(spec, files)
             # Another process may have converted them while this one waited.
-            stored = converted.find(roots, spec.name, recipe)
+            stored = converted.find_converted(roots, spec.name, recipe)
             if stored is None:
                 arrays, warnings = cifar.read(spec, files)
-                stored = converted.save(writable, spec.name, recipe, arrays, warnings=warnings)
+                stored = converted.save_converted(writable, spec.name, recipe, arrays, warnings=warnings)
     return _prepared(stored, name=spec.name, synthetic=False)
 
 
@@ -150,12 +150,12 @@ def _prepare_synthetic(
         spec = specs[kind]
         recipe |= {"counts": [spec.train_count, spec.test_count], "classes": spec.classes}
     label = f"synthetic-{kind}"
-    stored = converted.find(roots, label, recipe, report=report)
+    stored = converted.find_converted(roots, label, recipe, report=report)
     if stored is None:
         with converted.locked(roots, report=report) as writable:
-            stored = converted.find(roots, label, recipe)
+            stored = converted.find_converted(roots, label, recipe)
             if stored is None:
-                stored = converted.save(writable, label, recipe, _generate(specs, kind=kind, seed=seed))
+                stored = converted.save_converted(writable, label, recipe, _generate(specs, kind=kind, seed=seed))
     return _prepared(stored, name="synthetic", synthetic=True)
 
 

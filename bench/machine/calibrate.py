@@ -31,7 +31,7 @@ REPEATS = 7
 SIZES = {"cpu": 2048, "cuda": 8192}
 ALL_REDUCE_BYTES = 100 * 2**20
 _TYPES = {"fp32": "float32", "tf32": "float32", "amp-bf16": "bfloat16", "amp-fp16": "float16"}
-PRECISIONS = {"cpu": ("fp32", "amp-bf16"), "cuda": tuple(_TYPES)}
+MEASURED_PRECISIONS = {"cpu": ("fp32", "amp-bf16"), "cuda": tuple(_TYPES)}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def calibrate(kind: str, *, threads: int, ranks: int) -> Calibration:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rates = {precision: matrix_rate(precision, torch.device(kind)) for precision in PRECISIONS[kind]}
+        rates = {precision: matrix_rate(precision, torch.device(kind)) for precision in MEASURED_PRECISIONS[kind]}
     finally:
         torch.set_num_threads(before)
     return Calibration(kind, threads, rates, bus_rate(kind, ranks, threads) if ranks > 1 else None, ranks)
@@ -121,7 +121,7 @@ def cache_path(environment_id: str) -> Path:
     return Path(platformdirs.user_cache_dir("strategybench")) / f"calibration-{environment_id}.json"
 
 
-def save(calibration: Calibration, environment_id: str) -> Path:
+def save_calibration(calibration: Calibration, environment_id: str) -> Path:
     """Keep a calibration for later campaigns on this machine. Raises OSError where the cache cannot be written."""
     path = cache_path(environment_id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def save(calibration: Calibration, environment_id: str) -> Path:
     return path
 
 
-def load(environment_id: str, *, threads: int) -> dict[str, Any] | None:
+def load_calibration(environment_id: str, *, threads: int) -> dict[str, Any] | None:
     """What was kept for this machine and this number of threads a device, or None."""
     try:
         found: dict[str, Any] = json.loads(cache_path(environment_id).read_text(encoding="utf-8"))

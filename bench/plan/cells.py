@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError
 from bench.factors import BREAKDOWN, CELL_FACTORS, CONTROL, CRASHED, UNSUPPORTED, Baseline, Factor, cell_key, cell_name
 from bench.machine.detect import Machine
+from bench.plan.checks import check_options, find_strategy, shown
 from bench.plan.matrix import Group, Matrix, option_sets
 from bench.wire import CellSpec
 from bench.workloads import WorkloadEntry
-from strategies import Registry, RegistryError, StrategyEntry, output_held_back
+from strategies import Registry, RegistryError, output_held_back
 from strategies.places import Asked, Plan, Unsupported
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ class PlannedCell:
 
 def variant_of(options: Mapping[str, Any]) -> str:
     """Options that differ from a strategy's defaults, as the column `variant` has them."""
-    return ";".join(f"{name}={_shown(value)}" for name, value in options.items())
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ";".join(f"{name}={shown(value)}" for name, value in options.items())
 
 
 def plan_cells(matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry) -> list[PlannedCell]:
@@ -83,7 +79,7 @@ def plan_cells(matrix: Matrix, *, machine: Machine, registry: Registry, workload
     if matrix.trace and not matrix.breakdown:
         raise UserError("--trace keeps the profiler's trace of breakdown runs, and there are none; add --breakdown")
     for name in matrix.options:
-        _find(name, registry, "options for ")
+        find_strategy(name, registry, "options for ")
     cells: dict[tuple[Any, ...], PlannedCell] = {}
     for group in matrix.groups:
         for name in group["strategies"]:
@@ -107,7 +103,7 @@ def device_counts(matrix: Matrix, machine: Machine, default: Sequence[int]) -> M
 def _strategy_cells(
     name: str, group: Group, matrix: Matrix, *, machine: Machine, registry: Registry, workload: WorkloadEntry
 ) -> list[PlannedCell]:
-    entry = _find(name, registry)
+    entry = find_strategy(name, registry)
     if entry.missing:
         return _unplanned(name, group, UNSUPPORTED, _install_hint(name, entry.missing))
     try:
@@ -117,7 +113,7 @@ def _strategy_cells(
         return _unplanned(name, group, CRASHED, str(error))
     except (Exception, SystemExit) as error:
         return _unplanned(name, group, CRASHED, f"it could not be made: {type(error).__name__}: {error}")
-    _check_options(name, matrix.options.get(name, {}), strategy.default_options)
+    check_options(name, matrix.options.get(name, {}), strategy.default_options)
     facts: dict[str, Any] = {
         "same_work": strategy.same_work,
         "plain_twin": entry.plain or strategy.plain_twin,
@@ -179,37 +175,6 @@ def _changed_options(strategy: Strategy, options: Mapping[str, Any]) -> list[dic
     return [{name: value for name, value in chosen if value != strategy.default_options[name]} for chosen in sets]
 
 
-def _find(name: str, registry: Registry, what: str = "") -> StrategyEntry:
-    """The strategy's entry. Raises UserError unless there is one of that name."""
-    try:
-        return registry.find(name)
-    except RegistryError as error:
-        raise UserError(f"{what}{error}") from None
-
-
-def _check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise UserError for an option that the strategy does not have, or a value of another kind than its default."""
-    for key, given in options.items():
-        if key not in defaults:
-            known = ", ".join(defaults) or "none"
-            raise UserError(f"strategy {name!r} has no option {key!r}; its options are: {known}")
-        kind, words = _kind_of(defaults[key])
-        if given == []:
-            raise UserError(f"option {key!r} of strategy {name!r} sweeps no value; give at least one")
-        for value in given if isinstance(given, list) else [given]:
-            wrong = isinstance(value, bool) and kind is not object and kind is not bool
-            if not isinstance(value, kind) or wrong or (isinstance(value, float) and not math.isfinite(value)):
-                raise UserError(f"option {key!r} of strategy {name!r} takes {words}, not {_shown(value)!r}")
-
-
-def _kind_of(default: Any) -> tuple[Any, str]:
-    if isinstance(default, bool):
-        return bool, "true or false"
-    if isinstance(default, (int, float)):
-        return (int, float), "a number"
-    return (str, "a text") if isinstance(default, str) else (object, "anything")
-
-
 def _plan_cell(
     strategy: Strategy, cell: PlannedCell, *, device_kind: str, batch: int, input_shape: Sequence[int]
 ) -> PlannedCell:
@@ -263,52 +228,11 @@ def _warnings(cell: PlannedCell, device_kind: str) -> tuple[str, ...]:
     return ()
 
 
-def check_cells(cells: Iterable[PlannedCell], matrix: Matrix, *, workload: WorkloadEntry, train_count: int) -> None:
-    """Raise UserError for the first cell whose batch or steps do not fit; `train_count` is the training set's size."""
-    for cell in cells:
-        _check(cell, matrix, workload=workload, train_count=train_count)
-
-
-def _check(cell: PlannedCell, matrix: Matrix, *, workload: WorkloadEntry, train_count: int) -> None:
-    """Raise UserError where the batch does not fit the cell's parts, the model or the data."""
-    plan = cell.plan
-    if cell.status or plan is None:
-        return
-    batch, accumulate = cell["batch_global"], cell["accumulate"]
-    pieces = plan.parts * accumulate
-    if batch % pieces:
-        raise UserError(
-            f"{cell}: a global batch of {batch} does not divide into {plan.parts} part"
-            + ("s" if plan.parts > 1 else "")
-            + (f" x {accumulate} micro-batches" if accumulate > 1 else "")
-            + "; choose --batch as a multiple of their product"
-        )
-    if workload.batch_norm and batch // pieces < 2:
-        raise UserError(
-            f"{cell}: {batch} samples / {pieces} = 1 per part and micro-batch, and the BatchNorm of "
-            f"{workload.name} needs at least 2; choose a larger --batch"
-        )
-    full = train_count // batch
-    if full < 1:
-        raise UserError(f"{cell}: a global batch of {batch} exceeds the {train_count} training samples")
-    for option, steps in (("--steps", matrix.steps or 0), ("--warmup-steps", matrix.warmup_steps)):
-        if steps > full:
-            raise UserError(
-                f"{cell}: {option} {steps} > {full} full batches of {batch} in an epoch of {train_count} samples; "
-                f"use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}"
-            )
-
-
 def _baselines(cells: Iterable[PlannedCell], matrix: Matrix) -> list[PlannedCell]:
     """The cells that stand in every block under two names: the baseline's strategy and devices, one a scaling."""
     baseline = Baseline.parse(matrix.baseline)
     found = [cell for cell in cells if baseline.matches(cell) and not cell.status]
     return list({cell["scaling"]: cell for cell in reversed(found)}.values())
-
-
-def check_baseline(baseline: str, registry: Registry) -> None:
-    """Raise UserError unless this is NAME or NAME@DEVICES of a known strategy."""
-    _find(Baseline.parse(baseline).strategy, registry, "--baseline: ")
 
 
 def block_order(cells: Sequence[PlannedCell], *, seed: int, block: int) -> list[PlannedCell]:

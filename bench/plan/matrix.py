@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.factors import DEFAULT_BASELINE, DEVICE_KINDS, MATRIX_FACTORS, Factor
+from bench.factors import DATASET_NAMES, DEFAULT_BASELINE, DEVICE_KINDS, MATRIX_FACTORS, Factor
 from bench.plan.options import (
     COMPARED,
     HOW_MUCH,
@@ -35,7 +35,6 @@ from bench.plan.options import (
 )
 from bench.plan.toml import line_of, toml_text, toml_value
 
-DATASETS = ("auto", "cifar10", "cifar100", "synthetic")
 WORDS: dict[str, tuple[str, Any]] = {"steps": ("epoch", None), "blocks": ("auto", 0)}
 """Words that stand for a value in a matrix, and for which."""
 
@@ -80,7 +79,7 @@ class Matrix:
     description: str = option("", read=text)
     device: str = option("auto", help="auto, cpu or cuda.", read=one_of("auto", *DEVICE_KINDS))
     workload: str = option("resnet50-cifar10", help="See `bench list workloads`.", read=text)
-    dataset: str = option("auto", help="auto, cifar10, cifar100 or synthetic.", read=one_of(*DATASETS))
+    dataset: str = option("auto", help="auto, cifar10, cifar100 or synthetic.", read=one_of(*DATASET_NAMES))
     steps: int | None = option(
         None,
         help="Timed steps of an epoch, at most its full batches, or epoch.",

@@ -9,7 +9,7 @@ from bench.files import is_file
 from strategies import Registry
 
 
-def collect(strategy_files: tuple[Path, ...]) -> Registry:
+def known_strategies(strategy_files: tuple[Path, ...]) -> Registry:
     """Raises UserError for a strategy file that is not there; one that cannot be used becomes a broken entry."""
     for path in strategy_files:
         if not is_file(path):

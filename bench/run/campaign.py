@@ -56,10 +56,10 @@ class Runner:
                 self._note_unmeasured()
                 decision = self._blocks()
             except Interrupted as signal:
-                decision = Decision(stop=True, reason=f"interrupted by {signal.name}")
+                decision = Decision(stop=True, reason=f"interrupted by {signal.name}", interrupted=True)
         stop = {"stop_reason": decision.reason}
         write_text_atomically(self.store.folder / "stop.json", json.dumps(stop) + "\n")
-        if decision.reason.startswith("interrupted"):
+        if decision.interrupted:
             return EXIT_INTERRUPTED
         return exit_code(self.done.rows, baseline=self.job.matrix.baseline)
 
@@ -158,7 +158,7 @@ class Runner:
         self._add(rows, step_rows(facts.run_id, outcome.measurement))
         self.store.note_idle()
         self._left -= 1
-        self.reporter.end(str(cell), describe(rows))
+        self.reporter.end(str(cell), result_line(rows))
         return causes
 
     def find_batches(self) -> list[str]:
@@ -225,7 +225,7 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def describe(rows: Sequence[Mapping[str, Any]]) -> str:
+def result_line(rows: Sequence[Mapping[str, Any]]) -> str:
     """One run's result in a line."""
     last = rows[-1]
     if last["status"] != OK:

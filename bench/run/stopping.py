@@ -28,6 +28,7 @@ class Decision:
     stop: bool
     reason: str = ""
     message: str = ""
+    interrupted: bool = False
 
 
 def decide(

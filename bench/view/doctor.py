@@ -259,5 +259,5 @@ def measure_rates() -> list[str]:
     counts = detect.default_device_counts(found)
     threads = detect.resolve_threads(found, counts, None)
     measured = calibrate.calibrate(found.device_kind, threads=threads, ranks=max(counts))
-    path = calibrate.save(measured, environment.collect(kind=found.device_kind)["environment_id"])
+    path = calibrate.save_calibration(measured, environment.collect(kind=found.device_kind)["environment_id"])
     return [*calibrate.show(measured), f"kept in {path}; campaigns from now on bring it into their reports"]

@@ -13,7 +13,7 @@ def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
     if what == "strategies":
         from bench.plan import registry
 
-        entries = registry.collect(strategy_files).entries.values()
+        entries = registry.known_strategies(strategy_files).entries.values()
         yield from _aligned((entry.name, entry.broken or entry.description) for entry in entries)
     elif what == "workloads":
         from bench.workloads import WORKLOADS
