@@ -14,7 +14,7 @@ from bench.results.columns import SUMMARY_COLUMNS, names
 from bench.results.csvfile import read_rows
 from bench.results.flags import _WORDS, ADVICE, cell_flags, what_to_do
 from bench.results.lossgate import loss_gate
-from bench.results.summary import check_baseline, pair_log_ratios, summarise, write_summary
+from bench.results.summary import check_baseline_was_run, pair_log_ratios, summarise, write_summary
 
 
 def summary_of(rows, **options):
@@ -198,7 +198,7 @@ def test_an_absent_baseline_leaves_speedups_blank_and_can_be_asked_about():
     found = summary_of(rows)[key("ddp", 2)]
     assert (found["baseline"], found["speedup"], found["pairs"], found["status"]) == ("", None, 0, "ok")
     with pytest.raises(UserError, match="there are ddp@2"):
-        check_baseline(table(rows), "single")
+        check_baseline_was_run(table(rows), "single")
 
 
 def test_strong_cells_need_the_same_global_batch_and_weak_ones_it_per_replica():
