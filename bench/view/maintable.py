@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bench.factors import BY_NAME, CELL_COLUMNS, CONTROL, OK, is_baseline_row
+from bench.factors import BY_NAME, CELL_COLUMNS, CONTROL, MACHINE, OK, is_baseline_row
 from bench.results.csvfile import Row
 from bench.results.recommend import interval_words, times
 
@@ -65,6 +65,10 @@ class MainTable:
     rows: tuple[Row, ...]
 
     @property
+    def keys(self) -> list[str]:
+        return [column.key for column in self.columns]
+
+    @property
     def headings(self) -> list[str]:
         return [column.heading for column in self.columns]
 
@@ -97,12 +101,12 @@ def _telling_apart(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
 
 
 def _factor_column(name: str) -> TableColumn:
-    """A factor's values under the words that go with them; for `environment_id` its own name."""
-    factor = BY_NAME.get(name)
-    heading = factor.words.format("").strip() if factor else ""
-    return TableColumn(
-        name, heading or name.replace("_", " "), factor is not None and factor.kind == "int", partial(_text, name)
-    )
+    """The values of a factor, under the words that a name says them with; or of the machine."""
+    if name == MACHINE:
+        return TableColumn(name, "machine", False, partial(_text, name))
+    factor = BY_NAME[name]
+    heading = factor.words.format("").strip() or name.replace("_", " ")
+    return TableColumn(name, heading, factor.kind == "int", partial(_text, name))
 
 
 def _text(column: str, row: Row) -> str:
@@ -170,7 +174,7 @@ def _texts() -> tuple[TableColumn, ...]:
 
 def _figures(notation: Notation) -> tuple[TableColumn, ...]:
     """Columns of figures. `memory` is that of the fullest GPU, or on CPU of all ranks; the other two are either."""
-    both = "speedup" if notation.units_in_cells else notation.heading("speedup", "[95 %]")
+    both = "speedup" if notation.units_in_cells else "speedup [95 %]"
     return (
         _plain("epoch_seconds", notation.heading("epoch", "s"), four_digits),
         _plain("samples_per_second", "samples/s", four_digits),
