@@ -260,10 +260,10 @@ def compare(
 ) -> None:
     """Say for each cell whether it became faster or slower; exit 4 where one became slower or is missing."""
     from bench.results.compare import compare as compare_campaigns
-    from bench.results.compare import render
+    from bench.view.verdicts import verdicts_text
 
     comparison = compare_campaigns(base, new, margin=margin, force=force)
-    typer.echo(render(comparison, format).rstrip("\n"))
+    typer.echo(verdicts_text(comparison, format).rstrip("\n"))
     raise typer.Exit(comparison.exit_code)
 
 

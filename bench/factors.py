@@ -23,7 +23,8 @@ ONE_BATCH = "synthetic_device"
 """The pipeline that gives one batch over and over: other work than an epoch's, on which losses part too far."""
 
 DATA_PIPELINES = ("resident", "loader", ONE_BATCH)
-SCALINGS = ("strong", "weak")
+STRONG, WEAK = "strong", "weak"
+SCALINGS = (STRONG, WEAK)
 DEVICE_KINDS = ("cpu", "cuda")
 DATASET_NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 """What can be asked for; `auto` is the real one that the workload wants, or synthetic samples in its place."""
@@ -86,7 +87,7 @@ FACTORS: tuple[Factor, ...] = (
     Factor("devices", "int", "GPUs, or equal shares of the CPU cores", unit="devices", key="devices", many=True,
            tag="{}d", matching="named", help="Device counts with commas between, or auto."),
     Factor("scaling", "str", "strong: global batch fixed as devices grow; weak: batch per part fixed", key="scaling",
-           many=True, values=SCALINGS, default="strong", matching="prefer", preference=1,
+           many=True, values=SCALINGS, default=STRONG, matching="prefer", preference=1,
            help="strong (global batch fixed), weak (batch per part fixed), or both with a comma."),
     Factor("precision", "str", "fp32, tf32, amp-bf16 or amp-fp16", key="precision", many=True, values=PRECISIONS,
            by_strategy=True, matching="prefer", preference=2, help="fp32, tf32, amp-bf16, amp-fp16; commas between."),

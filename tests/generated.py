@@ -32,6 +32,7 @@ _BASE: dict[str, Any] = {column.name: "" if column.kind == "str" else None for c
     "scaling": "strong",
     "batch_global": 100,
     "accumulate": 1,
+    "same_work": True,
     "seed": 0,
     "epoch": 1,
     "status": "ok",
@@ -43,10 +44,18 @@ _BASE: dict[str, Any] = {column.name: "" if column.kind == "str" else None for c
     "loss_last": 2.0,
 }
 
+_TWINS = {
+    "single": {"tuned_twin": "single_tuned"},
+    "single_tuned": {"tuned_twin": "single_tuned"},
+    "ddp_amp": {"plain_twin": "ddp"},
+}
+"""What a run states of the strategies that belong to its own."""
+
 
 def row(strategy: str, devices: int, block: int, *, seconds: float | None = 10.0, **values: Any) -> dict[str, Any]:
     """One row of runs.csv: 1,000 samples in `seconds`, unless `values` say otherwise."""
-    made = _BASE | {
+    made = _BASE | _TWINS.get(strategy, {})
+    made |= {
         "strategy": strategy,
         "devices": devices,
         "processes": devices,
@@ -57,8 +66,8 @@ def row(strategy: str, devices: int, block: int, *, seconds: float | None = 10.0
         "timed_seconds": seconds,
     }
     made |= values
-    if "batch_per_replica" not in values and made["batch_global"] is not None:
-        made["batch_per_replica"] = made["batch_global"] // devices
+    if "batch_per_part" not in values and made["batch_global"] is not None:
+        made["batch_per_part"] = made["batch_global"] // devices
     if "run_id" not in values:
         role = f"-{made['role']}" if made["role"] != "measure" else ""
         made["run_id"] = f"{strategy}-{devices}-{made['precision']}-{made['scaling']}{role}-b{block}-a{made['attempt']}"

@@ -30,6 +30,10 @@ NAMES = (
 )
 """Registry names and precisions, the first `strategies` of them in a campaign; `single` only on one device."""
 
+PLAIN = {"ddp_amp": "ddp", "fsdp2_amp": "fsdp2"}
+TUNED = {"single": "single_tuned", "single_tuned": "single_tuned"}
+"""What a run states of the strategies that belong to its own."""
+
 OVERHEAD = {"ddp": 0.02, "dp": 0.35, "fsdp2": 0.06, "ddp_syncbn": 0.09, "ddp_mp": 0.25, "pipeline_1f1b": 0.3}
 GAIN = {"amp-bf16": 1.6}
 EPOCH_SAMPLES = 50_000
@@ -119,8 +123,11 @@ def _facts(cell: Cell, options: Options) -> dict[str, Any]:
         "compile": "off",
         "scaling": cell.scaling,
         "batch_global": batch,
-        "batch_per_replica": batch // cell.devices,
+        "batch_per_part": batch // cell.devices,
         "accumulate": 1,
+        "same_work": True,
+        "plain_twin": PLAIN.get(cell.strategy, ""),
+        "tuned_twin": TUNED.get(cell.strategy, ""),
         "seed": 1,
         "epoch_samples": EPOCH_SAMPLES,
     }

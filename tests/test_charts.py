@@ -30,7 +30,7 @@ from bench.view.charts import (
     figure_throughput,
     figure_time_to_accuracy,
     figure_trace,
-    load,
+    load_groups,
 )
 from bench.view.charts.style import MAX_DOTS, look
 
@@ -46,7 +46,7 @@ GPU = Options(
 
 
 def one(folder: Path, options: Options | None = None) -> ChartData:
-    [data] = load([write_campaign(folder, options or Options())])
+    [data] = load_groups([write_campaign(folder, options or Options())])
     return data
 
 
@@ -278,7 +278,7 @@ def test_cpu_and_gpu_never_mix(tmp_path: Path) -> None:
     gpu = write_campaign(
         tmp_path / "gpu", Options(blocks=2, device_kind="cuda", environment_id="env-2", campaign_id="campaign-2")
     )
-    groups = load([cpu, gpu])
+    groups = load_groups([cpu, gpu])
     assert [data.device_kind for data in groups] == ["cpu", "cuda"]
     assert all(data.summary["device_kind"].nunique() == 1 for data in groups)
     result = draw_all([cpu, gpu], tmp_path / "charts", formats=("svg",))
@@ -290,14 +290,14 @@ def test_campaigns_of_one_machine_are_pooled(tmp_path: Path) -> None:
     options = Options(blocks=3)
     first = write_campaign(tmp_path / "a", options)
     second = write_campaign(tmp_path / "b", replace(options, seed=8, campaign_id="campaign-2"))
-    [data] = load([first, second])
+    [data] = load_groups([first, second])
     pairs = data.measured[data.measured["strategy"] == "ddp"]["pairs"]
     assert list(pairs) == [6, 6]
 
 
 def test_no_folder_and_a_wrong_folder_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no results folder"):
-        load([])
+        load_groups([])
     with pytest.raises(UserError, match=r"holds no runs\.csv"):
         draw_all([tmp_path], tmp_path / "charts")
 
@@ -345,7 +345,7 @@ def test_ten_thousand_runs(tmp_path: Path) -> None:
     begin = time.perf_counter()
     result = draw_all([folder], tmp_path / "charts", formats=("svg",))
     seconds = time.perf_counter() - begin
-    [data] = load([folder])
+    [data] = load_groups([folder])
     assert len(data.runs) >= 9_500
     trace = drawn(figure_trace(data))
     dots = sum(len(line.get_xdata()) for line in trace.axes[0].lines if line.get_label() in data.series_names)  # type: ignore[arg-type]

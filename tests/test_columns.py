@@ -12,12 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.errors import UserError
+from bench.factors import FACTOR_NAMES, FAILED_STATUSES, ROLES, STATUSES
 from bench.results.columns import (
-    FACTORS,
-    FAILED_STATUSES,
-    ROLES,
     RUN_COLUMNS,
-    STATUSES,
     STEP_COLUMNS,
     SUMMARY_COLUMNS,
     names,
@@ -68,7 +65,7 @@ def test_units_stand_in_the_names(table):
 def test_the_columns_fixed_by_design_are_there():
     wanted = """schema_version campaign_id run_id block order_in_block attempt utc_start environment_id git_commit
     git_dirty strategy devices processes replicas device_kind device_name backend threads_per_device workload dataset
-    dataset_fingerprint data_pipeline precision memory_format compile scaling batch_global batch_per_replica accumulate
+    dataset_fingerprint data_pipeline precision memory_format compile scaling batch_global batch_per_part accumulate
     seed status reason exit_code warnings warmup_steps timed_steps timed_samples epoch_samples epoch_measured
     timed_seconds timed_seconds_min_rank epoch_seconds samples_per_second step_seconds_median step_seconds_p95
     data_wait_seconds forward_backward_seconds optimizer_seconds exposed_comm_seconds launch_seconds init_seconds
@@ -82,7 +79,7 @@ def test_the_columns_fixed_by_design_are_there():
 
 
 def test_factors_are_columns_of_both_tables():
-    assert set(FACTORS) <= set(names(RUN_COLUMNS)) & set(names(SUMMARY_COLUMNS))
+    assert set(FACTOR_NAMES) <= set(names(RUN_COLUMNS)) & set(names(SUMMARY_COLUMNS))
     assert set(FAILED_STATUSES) == set(STATUSES) - {"ok", "unsupported"}
     assert ROLES == ("measure", "control", "breakdown")
 
@@ -290,7 +287,7 @@ def test_a_file_without_them_cannot_be_continued(tmp_path):
     write_rows(path, older, [])
     before = path.read_bytes()
     with pytest.raises(
-        UserError, match=r"is of an earlier version of the suite \(it lacks comm_trace_seconds, .*not cont"
+        UserError, match=r"is of an earlier version of the suite \(it lacks same_work, .*comm_trace_seconds, .*not cont"
     ):
         append_rows(path, RUN_COLUMNS, [{"run_id": "r"}])
     assert path.read_bytes() == before
@@ -307,6 +304,16 @@ def test_columns_that_came_later_read_as_blank_in_older_files(tmp_path):
     (found,) = read_rows(path, RUN_COLUMNS)
     blank = {column.name: "" if column.kind == "str" else None for column in RUN_COLUMNS if column.added}
     assert found == values | blank
+
+
+def test_a_column_that_was_renamed_is_read_by_its_former_name(tmp_path):
+    header = [column.formerly or column.name for column in RUN_COLUMNS]
+    assert "batch_per_replica" in header
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(header) + "\n" + ",".join("64" if name == "batch_per_replica" else "" for name in header))
+    (found,) = read_rows(path, RUN_COLUMNS)
+    assert found["batch_per_part"] == 64
+    assert "batch_per_replica" not in found
 
 
 @pytest.mark.parametrize(

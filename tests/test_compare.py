@@ -8,7 +8,8 @@ import pytest
 from generated import failed, noisy_campaign, row, write_campaign
 
 from bench.errors import UserError
-from bench.results.compare import FORMATS, compare, render
+from bench.results.compare import compare
+from bench.view.verdicts import VERDICT_FORMATS, verdicts_text
 
 IDENTITY = {"cpu": "A Processor", "cores": 2, "torch": "2.14.0", "strategybench": "0.1.0"}
 
@@ -196,21 +197,21 @@ def test_a_base_without_ok_runs_is_refused(tmp_path):
 def test_every_format_says_the_same(tmp_path):
     rows = noisy_campaign(seed=4)
     found = compare(*campaigns(tmp_path, rows, times_longer(rows, 1.1, "ddp_mp")))
-    document = json.loads(render(found, "json"))
+    document = json.loads(verdicts_text(found, "json"))
     assert document["exit_code"] == 4
     assert [cell["verdict"] for cell in document["cells"]] == [one.verdict for one in found.rows]
-    parsed = list(csv.DictReader(io.StringIO(render(found, "csv"))))
+    parsed = list(csv.DictReader(io.StringIO(verdicts_text(found, "csv"))))
     assert [line["verdict"] for line in parsed] == [one.verdict for one in found.rows]
     assert [float(line["ratio"]) for line in parsed] == [one.ratio for one in found.rows]
     for format in ("text", "markdown"):
-        text = render(found, format)
+        text = verdicts_text(found, format)
         assert "1 SLOWER, 4 SAME" in text
         assert "0.909 to 0.909" in text
         assert "nan" not in text.lower()
-    assert render(found, "markdown").count("\n|") == 2 + len(found.rows)
+    assert verdicts_text(found, "markdown").count("\n|") == 2 + len(found.rows)
 
 
 def test_an_unknown_format_lists_the_known(tmp_path):
     folder = write_campaign(tmp_path / "c", [row("single", 1, 0)])
-    with pytest.raises(UserError, match=", ".join(FORMATS)):
-        render(compare(folder, folder), "xml")
+    with pytest.raises(UserError, match=", ".join(VERDICT_FORMATS)):
+        verdicts_text(compare(folder, folder), "xml")

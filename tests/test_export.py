@@ -10,7 +10,7 @@ import pytest
 from generated import failed, noisy_campaign, row, write_campaign
 
 from bench.errors import UserError
-from bench.view.export import FORMATS, export
+from bench.view.export import EXPORT_FORMATS, export
 
 IDENTITY = {"cpu": "A Processor", "cores": 2, "torch": "2.14.0", "python": "3.12.1", "architecture": "x86_64"}
 
@@ -100,7 +100,7 @@ def test_nothing_to_export_is_said(tmp_path):
 
 
 def test_an_unknown_format_lists_the_known(tmp_path):
-    with pytest.raises(UserError, match=", ".join(FORMATS)):
+    with pytest.raises(UserError, match=", ".join(EXPORT_FORMATS)):
         export(Path(tmp_path), "xml")
 
 

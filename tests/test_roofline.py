@@ -16,7 +16,7 @@ RUN = {
     "status": "ok",
     "backend": "nccl",
     "replicas": 4,
-    "details": "",
+    "same_work": True,
     "gradient_bytes": 100_000_000,
     "step_seconds_median": 0.05,
     "timed_steps": 10,
@@ -66,7 +66,7 @@ def test_the_achieved_rate_comes_from_the_traces_of_breakdown_runs() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"backend": ""}, {"replicas": 1}, {"details": "gradients=lossy"}, {"gradient_bytes": None}, {"status": "crashed"}],
+    [{"backend": ""}, {"replicas": 1}, {"same_work": False}, {"gradient_bytes": None}, {"status": "crashed"}],
     ids=str,
 )
 def test_runs_without_an_exchange_of_known_size_have_no_row(change: dict) -> None:

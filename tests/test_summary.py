@@ -8,12 +8,13 @@ import pytest
 from generated import failed, noisy_campaign, row, table, write_campaign
 
 from bench.errors import UserError
+from bench.factors import Baseline
 from bench.results.cells import judged_cells
 from bench.results.columns import SUMMARY_COLUMNS, names
 from bench.results.csvfile import read_rows
-from bench.results.flags import ADVICE, cell_flags, key_of, what_to_do
+from bench.results.flags import _WORDS, ADVICE, cell_flags, what_to_do
 from bench.results.lossgate import loss_gate
-from bench.results.summary import check_baseline, pair_log_ratios, summarise, write_summary
+from bench.results.summary import check_baseline_was_run, pair_log_ratios, summarise, write_summary
 
 
 def summary_of(rows, **options):
@@ -197,7 +198,7 @@ def test_an_absent_baseline_leaves_speedups_blank_and_can_be_asked_about():
     found = summary_of(rows)[key("ddp", 2)]
     assert (found["baseline"], found["speedup"], found["pairs"], found["status"]) == ("", None, 0, "ok")
     with pytest.raises(UserError, match="there are ddp@2"):
-        check_baseline(table(rows), "single")
+        check_baseline_was_run(table(rows), "single")
 
 
 def test_strong_cells_need_the_same_global_batch_and_weak_ones_it_per_replica():
@@ -276,8 +277,7 @@ def test_a_fast_wrong_cell_is_invalid_shown_and_never_ranked():
         {"seed": 1},
         {"timed_steps": 11},
         {"scaling": "weak", "batch_global": 200},
-        {"details": "hook=powersgd; lossy"},
-        {"gate": "loss not judged: lossy hook"},
+        {"same_work": False},
     ],
 )
 def test_other_work_is_not_judged_by_its_loss(values):
@@ -286,18 +286,23 @@ def test_other_work_is_not_judged_by_its_loss(values):
     assert statuses["ddp"] == "ok"
 
 
+def test_an_older_row_says_in_its_details_that_its_gradients_are_lossy(tmp_path):
+    """Before there was a column for it: read from the file, the row is judged as one of other work."""
+    rows = [row("single", 1, 0), row("ddp", 2, 0, seconds=1.0, loss_first=9.0, details="hook=powersgd;gradients=lossy")]
+    older = [one | {"same_work": None, "tuned_twin": ""} for one in rows]
+    frame = write_summary(write_campaign(tmp_path / "c", older))
+    assert dict(zip(frame["strategy"], frame["status"], strict=True)) == {"single": "ok", "ddp": "ok"}
+    older[1]["details"] = "hook=none"
+    frame = write_summary(write_campaign(tmp_path / "d", older))
+    assert dict(zip(frame["strategy"], frame["status"], strict=True)) == {"single": "ok", "ddp": "invalid"}
+
+
 # -- flags ----------------------------------------------------------------------------------------------------------
 
 
 def flags_of(rows):
-    (cell,) = [cell for cell in judged_cells(table(rows), _default()) if cell["strategy"] == "ddp"]
+    (cell,) = [cell for cell in judged_cells(table(rows), Baseline.parse(None)) if cell["strategy"] == "ddp"]
     return {flag.key: flag.text for flag in cell_flags(cell)}
-
-
-def _default():
-    from bench.results.cells import Baseline
-
-    return Baseline.parse(None)
 
 
 @pytest.mark.parametrize(
@@ -320,9 +325,12 @@ def _default():
 )
 def test_a_flag_is_quiet_at_its_floor_and_names_its_cause_above(flag, quiet, loud, words):
     assert flag not in flags_of([row("ddp", 2, b, **quiet) for b in range(5)])
-    text = flags_of([row("ddp", 2, b, **loud) for b in range(5)])[flag]
+    rows = [row("ddp", 2, b, **loud) for b in range(5)]
+    text = flags_of(rows)[flag]
     assert words in text
-    assert key_of(text) == flag
+    (record,) = summary_of(rows).values()
+    told = dict(zip(record["flag_keys"].split(" | "), record["flags"].split(" | "), strict=True))
+    assert told[flag] == text
 
 
 def test_an_outlying_run_is_named_and_stays():
@@ -357,7 +365,8 @@ def test_every_flag_has_advice_and_its_own_first_words():
     assert all(what_to_do(flag).endswith(".") for flag in ADVICE)
     with pytest.raises(KeyError):
         what_to_do("unknown")
-    assert key_of("something else") is None
+    assert _WORDS.keys() == ADVICE.keys()
+    assert len(set(_WORDS.values())) == len(ADVICE)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------

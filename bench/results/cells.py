@@ -26,6 +26,7 @@ from bench.factors import (
     ONE_BATCH,
     PREFERRED,
     ROLES,
+    STRONG,
     WORST_FIRST,
     Baseline,
     rank_in,
@@ -187,7 +188,7 @@ def make_run(rows: list[dict[str, Any]]) -> MeasuredRun:
     return run
 
 
-def collect(runs: pd.DataFrame, *, roles: Collection[str] = (MEASURE, CONTROL)) -> list[MeasuredCell]:
+def collect_cells(runs: pd.DataFrame, *, roles: Collection[str] = (MEASURE, CONTROL)) -> list[MeasuredCell]:
     """The cells of these roles in a frame of runs.csv, before the loss gate; sorted by their factors."""
     by_run: dict[Key, list[dict[str, Any]]] = defaultdict(list)
     for row in _records(runs):
@@ -237,7 +238,7 @@ def find_reference(
     this cell's batch per part. The cell's own scaling, precision and further factors are preferred, in the order that
     `bench.factors` gives them; another value is taken in the order of its vocabulary, such as fp32 first.
     """
-    batch = cell["batch_global"] if cell["scaling"] == "strong" else cell.batch_per_part
+    batch = cell["batch_global"] if cell["scaling"] == STRONG else cell.batch_per_part
     fitting = [
         other
         for other in cells
@@ -258,12 +259,12 @@ def judged_cells(
 
     The only judge of what counts: the summary, charts and report, `compare`, and the exit code of a campaign ask here.
     """
-    cells = collect(runs, roles=roles)
+    cells = collect_cells(runs, roles=roles)
     return [_gated(cell, find_reference(cell, cells, baseline.matches)) for cell in cells]
 
 
 def _gated(cell: MeasuredCell, reference: MeasuredCell | None) -> MeasuredCell:
-    if reference is None or reference is cell or cell["scaling"] != "strong":
+    if reference is None or reference is cell or cell["scaling"] != STRONG:
         return cell
     # By work and then by block: looked up once for each run, whatever the number of blocks.
     same_work: dict[Key, dict[Key, MeasuredRun]] = defaultdict(dict)

@@ -15,21 +15,17 @@ Runs are independent, so the interval is Welch's on logs over runs, with Mann-Wh
 folders hold the very same runs (a campaign and its copy), values are paired run by run instead.
 """
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.errors import EXIT_OK, EXIT_REGRESSION, UserError
-from bench.factors import FACTOR_NAMES, MEASURE, UNSUPPORTED, Baseline, cell_name, varying
+from bench.factors import FACTOR_NAMES, MEASURE, UNSUPPORTED, Baseline, cell_name
 from bench.results.cells import Key, MeasuredCell, judged_cells, sort_key
 from bench.results.folder import Campaign
 from bench.results.statistics import Interval, holm, mann_whitney, paired_log_ratio, welch_log_ratio
 
-FORMATS = ("text", "markdown", "json", "csv")
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNCLEAR", "MISSING")
 PAIRED_BY = tuple(name for name in FACTOR_NAMES if name != "role")
 MAY_DIFFER = frozenset({"strategybench"})
@@ -112,7 +108,7 @@ def compare(
 
 def _cells(campaign: Campaign) -> dict[Key, MeasuredCell]:
     """Cells that are measured for their own sake, by the factors that pair them; a machine's cells are pooled."""
-    spec = Baseline.parse(str(campaign.matrix.get("baseline") or "") or None)
+    spec = Baseline.parse(campaign.baseline_option)
     found: dict[Key, MeasuredCell] = {}
     for cell in judged_cells(campaign.runs, spec):
         if cell["role"] != MEASURE:
@@ -261,89 +257,3 @@ def _verdict(low: float, high: float, p: float | None, *, margin: float, confide
     if p is not None and p < 1 - confidence and (low > 1 or high < 1):
         return "FASTER" if low > 1 else "SLOWER"
     return "UNCLEAR"
-
-
-# -- rendering ------------------------------------------------------------------------------------------------------
-
-_HEADINGS = ("verdict", "strategy", "devices", "scaling", "precision", "what else", "n base", "n new")
-_FIGURES = ("base samples/s", "new samples/s", "ratio", "interval", "p (Holm)", "p (rank)", "note")
-
-
-def render(comparison: Comparison, format: str) -> str:
-    """The comparison as `text`, `markdown`, `json` or `csv`. Raises UserError for another format."""
-    if format not in FORMATS:
-        raise UserError(f"unknown format {format!r}; known are {', '.join(FORMATS)}")
-    if format == "json":
-        return json.dumps(_document(comparison), indent=2, allow_nan=False) + "\n"
-    if format == "csv":
-        return _csv(comparison)
-    table = [list(_HEADINGS + _FIGURES), *(_cells_of(row, _varying(comparison.rows)) for row in comparison.rows)]
-    counts = {name: sum(row.verdict == name for row in comparison.rows) for name in VERDICTS}
-    tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no cells"
-    body = _markdown(table) if format == "markdown" else _text(table)
-    bullet = "- " if format == "markdown" else ""
-    return "\n".join([*(bullet + line for line in comparison.header), "", *body, "", tally]) + "\n"
-
-
-def _flat(row: Verdict) -> dict[str, Any]:
-    values = asdict(row)
-    return {**values.pop("factors"), **values}
-
-
-def _document(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "header": list(comparison.header),
-        "margin": comparison.margin,
-        "confidence": comparison.confidence,
-        "exit_code": comparison.exit_code,
-        "cells": [_flat(row) for row in comparison.rows],
-    }
-
-
-def _csv(comparison: Comparison) -> str:
-    names = [*PAIRED_BY, *(name for name in Verdict.__dataclass_fields__ if name != "factors")]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(names)
-    for row in comparison.rows:
-        flat = _flat(row)
-        writer.writerow([_csv_value(flat[name]) for name in names])
-    return buffer.getvalue()
-
-
-def _csv_value(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
-
-
-def _varying(rows: Iterable[Verdict]) -> list[str]:
-    """Factors beyond those with a column of their own that tell the cells of this comparison apart."""
-    shown = {"strategy", "devices", "scaling", "precision"}
-    return varying([row.factors for row in rows], [name for name in PAIRED_BY if name not in shown])
-
-
-def _cells_of(row: Verdict, varying: Sequence[str]) -> list[str]:
-    def number(value: float | None, pattern: str) -> str:
-        return "" if value is None else format(value, pattern)
-
-    interval = "" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
-    factors = [str(row.factors[name]) for name in ("strategy", "devices", "scaling", "precision")]
-    other = ", ".join(f"{name}={row.factors[name]}" for name in varying if row.factors[name] not in (None, ""))
-    rates = [number(value, ",.1f") for value in (row.base_samples_per_second, row.new_samples_per_second)]
-    tests = [number(value, ".3g") for value in (row.p_holm, row.p_mann_whitney)]
-    runs = [str(row.base_runs), str(row.new_runs)]
-    return [row.verdict, *factors, other, *runs, *rates, number(row.ratio, ".3f"), interval, *tests, row.note]
-
-
-def _text(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded to their widest value, empty ones left out."""
-    columns = [column for column in zip(*table, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-
-
-def _markdown(table: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-    return [lines[0], "|" + "---|" * len(table[0]), *lines[1:]]

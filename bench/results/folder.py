@@ -107,6 +107,11 @@ class Campaign:
         """What the runner recorded under [campaign] in matrix.toml: command, notice, threads_per_device and more."""
         return _table(self.matrix.get("campaign", {}), self.folder / "matrix.toml")
 
+    @property
+    def baseline_option(self) -> str:
+        """The baseline that the campaign was measured with, as NAME[@DEVICES]; "" for the usual one."""
+        return str(self.matrix.get("baseline") or "")
+
 
 def days(starts: Iterable[Any]) -> str:
     """The days of ISO 8601 times, as `2026-11-29` or `2026-11-29 to 2026-11-30`; "" for none."""

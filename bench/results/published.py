@@ -29,7 +29,7 @@ PUBLISHED_COLUMNS = tuple(
         ("device_kind", "str", "", "cpu or cuda"),
         ("workload", "str", "", "as the source names it"),
         ("dataset", "str", "", "as the source names it"),
-        ("batch_global", "int", "samples", "samples per optimizer step over all replicas, blank where not stated"),
+        ("batch_global", "int", "samples", "samples per optimizer step over all parts, blank where not stated"),
         ("epoch_seconds", "float", "s", "seconds for one epoch"),
         ("test_accuracy", "float", "", "share of the test set, 0 to 1, blank where not stated"),
         ("source", "str", "", "title of the source"),

@@ -3,14 +3,24 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.factors import CELL_COLUMNS, MEASURE
+from bench.factors import BY_NAME, CELL_COLUMNS, FACTOR_NAMES, MEASURE, OK
 from bench.results.cells import Key, MeasuredCell, find_reference, sort_key
 from bench.results.statistics import geometric_mean, median
+
+MAY_CHANGE_WITH_DEVICES = frozenset({"devices", "scaling", "role", "batch_global", "accumulate"})
+"""In what a cell on one device may differ from the one on several that is said to gain from them: under weak scaling
+the batch grows with the devices, and micro-batches may then make room for it."""
+
+MAY_CHANGE_WITH_PRECISION = frozenset({"strategy", "precision", "memory_format", "variant"})
+"""In what a cell may differ from its twin at another precision: the twin has a name and defaults of its own."""
+
+MAY_CHANGE_IN_COST = frozenset({"devices", "batch_global", "accumulate"})
+"""In what the cells of one answer to COST differ."""
 
 
 def paired_ratio(cell: MeasuredCell, reference: MeasuredCell | None) -> float | None:
     """Geometric mean over blocks of samples/s ÷ the reference's, so that it multiplies up with speedups."""
-    if reference is None or cell.status != "ok":
+    if reference is None or cell.status != OK:
         return None
     own, other = cell.paired_rates(reference)
     return geometric_mean([a / b for a, b in zip(own, other, strict=True)]) if own else None
@@ -25,8 +35,8 @@ def gains(cell: MeasuredCell, reference: MeasuredCell | None, cells: Sequence[Me
         return {"gain_from_precision": None, "gain_from_devices": None}
 
     def one_device(other: MeasuredCell) -> bool:
-        own = ("strategy", "precision", "memory_format", "compile", "variant")
-        return other["role"] == MEASURE and other["devices"] == 1 and all(other[n] == cell[n] for n in own)
+        alike = all(other[name] == cell[name] for name in FACTOR_NAMES if name not in MAY_CHANGE_WITH_DEVICES)
+        return other["role"] == MEASURE and other["devices"] == 1 and alike
 
     twin = _twin_at_baseline_precision(cell, reference, cells) if reference is not None else None
     return {
@@ -41,8 +51,7 @@ def _twin_at_baseline_precision(
     """The same cell at the baseline's precision: of the same name, else of its plain twin's."""
     if cell["precision"] == reference["precision"]:
         return cell
-    varying = {"strategy", "precision", "memory_format", "variant"}
-    fixed = [name for name in CELL_COLUMNS if name not in varying]
+    fixed = [name for name in CELL_COLUMNS if name not in MAY_CHANGE_WITH_PRECISION]
     names = (cell["strategy"], cell.fact("plain_twin"))
     twins = [
         other
@@ -65,11 +74,16 @@ def compile_pays(cell: MeasuredCell, cells: Sequence[MeasuredCell]) -> str:
 
     Against the same cell with compile off; `never` where it saves none, "" where there is no such cell.
     """
-    if cell["compile"] in ("off", "") or not cell.counts or cell["role"] != MEASURE:
+    if not BY_NAME["compile"].said(cell["compile"]) or not cell.counts or cell["role"] != MEASURE:
         return ""
     same = [name for name in CELL_COLUMNS if name != "compile"]
     eager = next(
-        (o for o in cells if o["compile"] == "off" and o.counts and all(o[name] == cell[name] for name in same)), None
+        (
+            o
+            for o in cells
+            if o["compile"] == BY_NAME["compile"].default and o.counts and all(o[name] == cell[name] for name in same)
+        ),
+        None,
     )
     seconds = median([value for run in cell.ok_runs if (value := run.first("compile_seconds")) is not None])
     if eager is None or seconds is None:
@@ -91,12 +105,11 @@ def costs(cells: Sequence[MeasuredCell]) -> dict[Key, str]:
     devices and batch share one answer; the fastest opponent that fits is the one to beat.
     """
     families: dict[Key, list[MeasuredCell]] = defaultdict(list)
-    varying = {"devices", "batch_global", "accumulate"}
     opponents = [cell for cell in cells if is_cost_opponent(cell)]
     names = {cell["strategy"] for cell in opponents}
     for cell in cells:
         if cell["role"] == MEASURE and cell["strategy"] not in names:
-            families[tuple(value for name, value in sorted(cell.factors.items()) if name not in varying)].append(cell)
+            families[tuple(cell[name] for name in CELL_COLUMNS if name not in MAY_CHANGE_IN_COST)].append(cell)
     answers = {}
     for family in families.values():
         rivals = [(cell, rate) for cell in family if cell.counts and (rate := _rate_to_beat(cell, opponents))]

@@ -19,19 +19,27 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from bench.factors import CELL_FACTORS, CONTROL, FAILED_STATUSES, MEASURE, OK, UNSUPPORTED, is_baseline_row
+from bench.factors import (
+    CELL_FACTORS,
+    CONTROL,
+    FAILED_STATUSES,
+    MEASURE,
+    OK,
+    STRONG,
+    UNSUPPORTED,
+    WEAK,
+    is_baseline_row,
+)
 
 ALPHA = 0.05
 MOST_NAMED = 4
 
-Verdict = Literal["use", "unclear", "stay", "no_interval", "nothing"]
-
 
 @dataclass(frozen=True)
 class Answer:
-    """`headline` is one sentence; `details` are sentences that belong under it."""
+    """`headline` is one sentence; `details` are sentences that belong under it; `verdict` is which rule gave it."""
 
-    verdict: Verdict
+    verdict: Literal["use", "unclear", "stay", "no_interval", "nothing"]
     headline: str
     details: tuple[str, ...] = ()
 
@@ -50,17 +58,21 @@ def name_of(row: Any, summary: pd.DataFrame) -> str:
     return f"{words} ({', '.join(extra)})" if extra else words
 
 
-def times(row: Any) -> str:
-    """`1.83x [1.79, 1.87]`, without the brackets where there is no interval."""
-    if pd.isna(row["speedup_low"]) or pd.isna(row["speedup_high"]):
-        return f"{row['speedup']:.2f}x"
-    return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+def times(row: Any, *, decimals: int = 2, unit: str = "x") -> str:
+    """A speedup in words: `1.83x [1.79, 1.87]`, without the brackets where there is no interval."""
+    return " ".join(filter(None, (f"{row['speedup']:.{decimals}f}{unit}", interval_words(row, decimals=decimals))))
+
+
+def interval_words(row: Any, *, decimals: int = 2) -> str:
+    """The interval of a speedup, `[1.79, 1.87]`; "" where there is none."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    return "" if pd.isna(low) or pd.isna(high) else f"[{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
 def answer(summary: pd.DataFrame) -> Answer:
     """Judge the summary of one machine and workload by the rules above."""
     measured = summary[summary["role"] == MEASURE]
-    scaling = "strong" if (measured["scaling"] == "strong").any() else "weak"
+    scaling = STRONG if (measured["scaling"] == STRONG).any() else WEAK
     cells = measured[(measured["scaling"] == scaling) & (measured["status"] == OK) & measured["speedup"].notna()]
     others = cells[[not is_baseline_row(row) for _, row in cells.iterrows()]] if len(cells) else cells
     trouble = _trouble(measured)
@@ -73,7 +85,7 @@ def answer(summary: pd.DataFrame) -> Answer:
     best = others.sort_values("speedup", ascending=False, kind="stable").iloc[0]
     found = _judge(best, others, summary)
     weak = ("Weak scaling: more devices make fewer updates in an epoch, so accuracy may differ.",)
-    return Answer(found.verdict, found.headline, found.details + (weak if scaling == "weak" else ()) + trouble)
+    return Answer(found.verdict, found.headline, found.details + (weak if scaling == WEAK else ()) + trouble)
 
 
 def _judge(best: Any, others: pd.DataFrame, summary: pd.DataFrame) -> Answer:

@@ -93,7 +93,7 @@ def campaign_summary(folder: Path, *, baseline: str | None = None, stop_reason: 
     campaign = Campaign(folder)
     return summarise(
         campaign.runs,
-        baseline=baseline or str(campaign.matrix.get("baseline") or "") or None,
+        baseline=baseline or campaign.baseline_option,
         stop_reason=stop_reason or _read_stop_reason(folder),
     )
 
@@ -113,7 +113,7 @@ def summary_rows(summary: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def check_baseline(runs: pd.DataFrame, baseline: str) -> None:
+def check_baseline_was_run(runs: pd.DataFrame, baseline: str) -> None:
     """Raise UserError, naming what there is, where no row of `runs` has the strategy and devices of `baseline`."""
     spec = Baseline.parse(baseline)
     there = sorted(set(zip(runs["strategy"], (int(devices) for devices in runs["devices"]), strict=True)))

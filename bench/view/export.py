@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 
 from bench.errors import UserError
-from bench.factors import FACTOR_NAMES, Baseline, is_baseline_row
-from bench.results.cells import MeasuredCell, judged_cells
+from bench.factors import BREAKDOWN, CELL_COLUMNS, FACTOR_NAMES, OK, Baseline, varying
+from bench.results.cells import MeasuredCell, judged_cells, judged_runs
 from bench.results.columns import SCHEMA_VERSION
+from bench.results.csvfile import Row
 from bench.results.folder import Campaign, days
 from bench.results.statistics import median
 from bench.results.summary import campaign_summary, summary_rows
+from bench.view.maintable import EXPORT, VARYING, main_table, markdown_lines
 
 PYTEST_BENCHMARK_VERSION = "5.1.0"
 """The version of pytest-benchmark whose file format this is."""
 
 
 def export(folder: Path, format: str) -> str:
-    """The campaign in `folder` as text in one of `FORMATS`. Raises UserError for another format or folder."""
+    """The campaign in `folder` as text in one of `EXPORT_FORMATS`. Raises UserError for another format or folder."""
     if format not in _FORMATS:
         raise UserError(f"unknown format {format!r}; known are {', '.join(_FORMATS)}")
     return _FORMATS[format](folder)
@@ -54,7 +56,7 @@ def _json(folder: Path) -> str:
 def _pytest_benchmark(folder: Path) -> str:
     """One benchmark a cell with ok runs: its rounds are the runs, its values the seconds of one epoch."""
     campaign = Campaign(folder)
-    spec = Baseline.parse(str(campaign.matrix.get("baseline") or "") or None)
+    spec = Baseline.parse(campaign.baseline_option)
     cells = [cell for cell in judged_cells(campaign.runs, spec) if cell.counts]
     names = [_benchmark_name(cell, cells) for cell in cells]
     benchmarks = [_benchmark(cell, name) for cell, name in zip(cells, names, strict=True)]
@@ -96,11 +98,8 @@ def _machine_info(campaign: Campaign) -> dict[str, Any]:
 
 def _benchmark_name(cell: MeasuredCell, cells: list[MeasuredCell]) -> str:
     """Strategy and devices, then every factor that the campaign varies, so that names are unique."""
-    shown = ("strategy", "devices")
-    varying = [
-        n for n in (*FACTOR_NAMES, "environment_id") if n not in shown and len({other[n] for other in cells}) > 1
-    ]
-    others = [str(cell[name]) for name in varying if cell[name] not in (None, "")]
+    names = varying(cells, [name for name in CELL_COLUMNS if name not in ("strategy", "devices")])
+    others = [str(cell[name]) for name in names if cell[name] not in (None, "")]
     return f"{cell['strategy']}[{'-'.join([str(cell['devices']), *others])}]"
 
 
@@ -159,66 +158,48 @@ def _stats(data: list[float]) -> dict[str, Any]:
 
 # -- tables ---------------------------------------------------------------------------------------------------------
 
-Row = Mapping[str, Any]
-
-
-def _number(column: str, pattern: str, *, scale: float = 1.0) -> Callable[[Row], str]:
-    return lambda row: "" if row[column] is None else format(row[column] * scale, pattern)
-
-
-def _speedup(row: Row) -> str:
-    if row["speedup"] is None:
-        return ""
-    if is_baseline_row(row):
-        return f"{row['speedup']:.3f} baseline"
-    if row["speedup_low"] is None or row["speedup_high"] is None:
-        return f"{row['speedup']:.3f}"
-    return f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
-
-
-_TABLE: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("strategy", lambda row: row["strategy"] + (" (A/A)" if row["role"] == "control" else "")),
-    ("devices", lambda row: str(row["devices"])),
-    ("scaling", lambda row: row["scaling"]),
-    ("precision", lambda row: row["precision"]),
-    ("workload", lambda row: row["workload"]),
-    ("dataset", lambda row: row["dataset"]),
-    ("n", lambda row: str(row["runs_ok"])),
-    ("epoch s", _number("epoch_seconds", ".4g")),
-    ("samples/s", _number("samples_per_second", ".4g")),
-    ("speedup [95 %]", _speedup),
-    ("efficiency", _number("efficiency", ".2f")),
-    ("memory GiB", _number("peak_memory_bytes", ".2f", scale=2**-30)),
-    ("accuracy", _number("test_accuracy", ".3f")),
-    ("status", lambda row: row["status"]),
+EXPORT_COLUMNS = (
+    "strategy",
+    "devices",
+    "scaling",
+    "precision",
+    "workload",
+    "dataset",
+    VARYING,
+    "n",
+    "epoch_seconds",
+    "samples_per_second",
+    "speedup_and_interval",
+    "efficiency",
+    "peak_memory",
+    "test_accuracy",
+    "status",
 )
 
 
-def _table(folder: Path) -> list[list[str]]:
-    """Heading and rows; columns in which no cell has a value are left out."""
+def _table(folder: Path) -> tuple[list[list[str]], str]:
+    """Headings and rows, and the caption that goes with them."""
     rows = summary_rows(campaign_summary(folder))
-    columns = [[heading, *(value(row) for row in rows)] for heading, value in _TABLE]
-    return [list(line) for line in zip(*(column for column in columns if any(column[1:])), strict=True)]
+    table = main_table(rows, EXPORT_COLUMNS, EXPORT)
+    return [table.headings, *table.lines], _caption(Campaign(folder), rows)
 
 
-def _caption(folder: Path) -> str:
+def _caption(campaign: Campaign, rows: Sequence[Row]) -> str:
     """The witnesses of every figure: hardware, versions, what was run, the baseline and the date."""
-    campaign = Campaign(folder)
     devices = ", ".join(sorted({row["device_name"] for row in campaign.run_rows if row["device_name"]}))
     torch = (campaign.environment.get("identity") or {}).get("torch")
-    baselines = ", ".join(
-        sorted({row["baseline"] for row in summary_rows(campaign_summary(folder)) if row["baseline"]})
-    )
-    parts = [devices, f"torch {torch}" if torch else "", *_work(campaign.run_rows)]
+    baselines = ", ".join(sorted({row["baseline"] for row in rows if row["baseline"]}))
+    parts = [devices, f"torch {torch}" if torch else "", *_work(campaign)]
     parts += [f"speedup over {baselines}" if baselines else "", days(row["utc_start"] for row in campaign.run_rows)]
     return "; ".join(part for part in parts if part)
 
 
-def _work(rows: Sequence[Row]) -> list[str]:
-    """The global batches, and how much of an epoch was run."""
-    ran = [row for row in rows if row["status"] == "ok" and row["role"] != "breakdown"]
-    batches = sorted({row["batch_global"] for row in ran if row["batch_global"]})
-    whole = frozenset(bool(row["epoch_measured"]) for row in ran)
+def _work(campaign: Campaign) -> list[str]:
+    """The global batches of the runs that count, and how much of an epoch was run."""
+    runs = judged_runs(campaign.runs, Baseline.parse(campaign.baseline_option))
+    runs = runs[(runs["status"] == OK) & (runs["role"] != BREAKDOWN)]
+    batches = sorted({int(batch) for batch in runs["batch_global"].dropna()})
+    whole = frozenset(bool(measured) for measured in runs["epoch_measured"].fillna(value=False))
     extent = {frozenset({True}): "whole epochs", frozenset({False}): "part of an epoch, scaled to one"}
     return [
         f"global batch {', '.join(map(str, batches))}" if batches else "",
@@ -227,9 +208,8 @@ def _work(rows: Sequence[Row]) -> list[str]:
 
 
 def _markdown(folder: Path) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in _table(folder)]
-    rule = "|" + "---|" * (lines[0].count("|") - 1) if lines else ""
-    return "\n".join([*lines[:1], rule, *lines[1:], "", _caption(folder)]) + "\n"
+    table, caption = _table(folder)
+    return "\n".join([*markdown_lines(table), "", caption]) + "\n"
 
 
 _LATEX = str.maketrans(
@@ -240,8 +220,9 @@ _LATEX = str.maketrans(
 
 def _latex(folder: Path) -> str:
     """A table that needs no package beyond LaTeX itself."""
-    rows = [" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in _table(folder)]
-    alignment = "l" * len(_table(folder)[0]) if rows else "l"
+    table, caption = _table(folder)
+    rows = [" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in table]
+    alignment = "l" * max(len(table[0]), 1)
     return (
         "\n".join(
             [
@@ -254,7 +235,7 @@ def _latex(folder: Path) -> str:
                 *rows[1:],
                 r"\hline",
                 r"\end{tabular}",
-                rf"\caption{{{_caption(folder).translate(_LATEX)}}}",
+                rf"\caption{{{caption.translate(_LATEX)}}}",
                 r"\end{table}",
             ]
         )
@@ -268,4 +249,4 @@ _FORMATS: dict[str, Callable[[Path], str]] = {
     "markdown": _markdown,
     "latex": _latex,
 }
-FORMATS = tuple(_FORMATS)
+EXPORT_FORMATS = tuple(_FORMATS)

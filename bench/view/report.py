@@ -13,19 +13,56 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 
-from bench.factors import FAILED_STATUSES, is_baseline_row
+from bench.factors import FAILED_STATUSES, OK
 from bench.files import write_text_atomically
 from bench.results import limits
 from bench.results.flags import what_to_do
 from bench.results.recommend import Answer, answer
+from bench.results.summary import summary_rows
 from bench.view.charts import DrawResult, draw_groups
 from bench.view.charts.forest import noise_floor
-from bench.view.charts.groups import ChartData, load
+from bench.view.charts.groups import ChartData, load_groups
+from bench.view.maintable import REPORT, MainTable, main_table, number_text
 
 # The page is meant to be handed on; who measured and on which host is nobody's business but the campaign's.
 PRIVATE_FACTS = frozenset({"host", "hostname", "user"})
+
+PAGE_COLUMNS = (
+    "series",
+    "devices",
+    "status",
+    "speedup",
+    "interval",
+    "efficiency",
+    "epoch_seconds",
+    "samples_per_second",
+    "test_accuracy",
+    "peak_memory",
+    "n",
+    "runs",
+    "precision",
+    "scaling",
+    "cost",
+    "host_memory",
+)
+MARKDOWN_COLUMNS = (
+    "series",
+    "devices",
+    "scaling",
+    "precision",
+    "speedup",
+    "interval",
+    "efficiency",
+    "epoch_seconds",
+    "samples_per_second",
+    "peak_memory",
+    "test_accuracy",
+    "n",
+    "runs",
+    "status",
+    "reason",
+)
 
 
 @dataclass(frozen=True)
@@ -40,13 +77,13 @@ class Section:
         return answer(self.data.summary)
 
     @cached_property
-    def rows(self) -> list[dict[str, str]]:
-        """The main table, every cell, as text."""
-        return [_table_row(row) for _, row in self.data.summary.iterrows()]
+    def page_table(self) -> MainTable:
+        """The main table of the page, every cell; a reason has a line of its own there."""
+        return main_table(summary_rows(self.data.summary), PAGE_COLUMNS, REPORT)
 
     @cached_property
-    def show_memory(self) -> bool:
-        return bool(self.data.summary["peak_memory_bytes"].notna().any())
+    def markdown_table(self) -> MainTable:
+        return main_table(summary_rows(self.data.summary), MARKDOWN_COLUMNS, REPORT)
 
     @cached_property
     def charts(self) -> list[dict[str, str]]:
@@ -142,7 +179,7 @@ def build_report(folders: Iterable[Path], out: Path, *, formats: Sequence[str] =
     when a folder holds no campaign.
     """
     out.mkdir(parents=True, exist_ok=True)
-    groups = load(folders)
+    groups = load_groups(folders)
     sections = [Section(data, result) for data, result in draw_groups(groups, out / "charts", formats=formats)]
     paths = []
     for name in ("report.html", "report.md"):
@@ -163,6 +200,7 @@ def _templates() -> jinja2.Environment:
     )
     environment.filters["md"] = markdown_text
     environment.filters["code"] = markdown_code
+    environment.filters["kind"] = _kind
     return environment
 
 
@@ -183,40 +221,9 @@ def markdown_code(text: Any) -> str:
     return f"{ticks}{pad}{line}{pad}{ticks}"
 
 
-def _number(value: Any, form: str, scale: float = 1.0) -> str:
-    return "" if value is None or pd.isna(value) else format(float(value) * scale, form)
-
-
-def _table_row(row: Any) -> dict[str, str]:
-    status = str(row["status"])
-    interval = "baseline" if is_baseline_row(row) else ""
-    if not interval and pd.notna(row["speedup_low"]) and pd.notna(row["speedup_high"]):
-        interval = f"[{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
-    role = " (A/A control)" if row["role"] == "control" else ""
-    return {
-        "strategy": f"{row['series']}{role}",
-        "devices": str(row["devices"]),
-        "scaling": str(row["scaling"]),
-        "precision": str(row["precision"]),
-        "epoch_seconds": _number(row["epoch_seconds"], ",.4g" if _below(row["epoch_seconds"], 1000) else ",.0f"),
-        "rate": _number(row["samples_per_second"], ",.0f" if not _below(row["samples_per_second"], 100) else ",.3g"),
-        "speedup": _number(row["speedup"], ".3f"),
-        "interval": interval,
-        "efficiency": _number(row["efficiency"], ".0f", 100),
-        "memory": _number(row["peak_memory_bytes"], ".2f", 2**-30),
-        "host": _number(row["host_peak_rss_bytes"], ".2f", 2**-30),
-        "accuracy": _number(row["test_accuracy"], ".1f", 100),
-        "n": f"{row['runs_ok']}",
-        "failed": "" if not row["runs_failed"] else f"{row['runs_failed']}",
-        "cost": str(row["cost_devices"]),
-        "status": status,
-        "kind": "ok" if status == "ok" else "failed" if status in FAILED_STATUSES else "unsupported",
-        "reason": str(row["reason"]),
-    }
-
-
-def _below(value: Any, limit: float) -> bool:
-    return pd.isna(value) or float(value) < limit
+def _kind(status: str) -> str:
+    """How the page marks a status."""
+    return "ok" if status == OK else "failed" if status in FAILED_STATUSES else "unsupported"
 
 
 def _some(names: list[str], most: int = 8) -> str:
@@ -261,8 +268,8 @@ def _published(data: ChartData) -> list[dict[str, str]]:
                 "precision": row["precision"],
                 "batch": "" if row["batch_global"] is None else str(row["batch_global"]),
                 "epoch_seconds": f"{row['epoch_seconds']:.4g}",
-                "speedup": _number(row["speedup"], ".2f"),
-                "accuracy": _number(row["test_accuracy"], ".0f", 100),
+                "speedup": number_text(row["speedup"], ".2f"),
+                "accuracy": number_text(row["test_accuracy"], ".0f", scale=100),
                 "here": "" if here is None else f"{here['speedup']:.2f}",
             }
         )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bench.errors import UserError
-from bench.factors import FACTOR_NAMES, OK, Baseline
+from bench.factors import CELL_COLUMNS, OK, Baseline, varying
 from bench.results.cells import judged_runs
+from bench.results.csvfile import Row
 from bench.results.folder import Campaign
 
 TRACKERS = ("tensorboard", "wandb")
@@ -29,8 +30,6 @@ METRICS = (
     "loss_last",
     "test_accuracy",
 )
-
-Row = Mapping[str, Any]
 
 
 def track(folder: Path, tracker: str, *, out: Path) -> list[str]:
@@ -54,13 +53,14 @@ def track(folder: Path, tracker: str, *, out: Path) -> list[str]:
 
 def _cells(campaign: Campaign) -> dict[str, list[Row]]:
     """The ok rows by cell, named by the factors that vary in this campaign."""
-    judged = judged_runs(campaign.runs, Baseline.parse(str(campaign.matrix.get("baseline") or "") or None))
+    judged = judged_runs(campaign.runs, Baseline.parse(campaign.baseline_option))
     counts = set(judged.index[judged["status"] == OK])
     rows = [row for number, row in enumerate(campaign.run_rows) if number in counts]
-    varying = [name for name in FACTOR_NAMES if len({row[name] for row in rows}) > 1 or name in ("strategy", "devices")]
+    found = varying(rows)
+    shown = [name for name in CELL_COLUMNS if name in found or name in ("strategy", "devices")]
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        name = "-".join(str(row[factor]) for factor in varying if row[factor] not in ("", None))
+        name = "-".join(str(row[factor]) for factor in shown if row[factor] not in ("", None))
         cells.setdefault(name.replace("/", "_"), []).append(row)
     return cells
 
@@ -97,7 +97,7 @@ def _to_wandb(cells: Mapping[str, list[Row]], out: Path) -> None:
             name=name,
             dir=str(out),
             mode=mode,
-            config={factor: first[factor] for factor in FACTOR_NAMES} | {"environment_id": first["environment_id"]},
+            config={factor: first[factor] for factor in CELL_COLUMNS},
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
         for step, metrics in _points(rows):

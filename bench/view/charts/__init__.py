@@ -3,8 +3,8 @@
 `draw_all` writes every chart that the data allow; each is also a function of its own that gives a matplotlib Figure,
 or `Skipped` with the reason why it cannot be drawn:
 
-    from bench.view.charts import figure_speedup, load
-    [data] = load([Path("results/my-campaign")])
+    from bench.view.charts import figure_speedup, load_groups
+    [data] = load_groups([Path("results/my-campaign")])
     figure_speedup(data, scaling="strong")
 """
 
@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from bench.factors import STRONG, WEAK
 from bench.view.charts.accuracy import figure_accuracy, figure_time_to_accuracy
 from bench.view.charts.forest import figure_forest
-from bench.view.charts.groups import ChartData, load
+from bench.view.charts.groups import ChartData, load_groups
 from bench.view.charts.memory import figure_memory
 from bench.view.charts.parts import figure_breakdown
 from bench.view.charts.scaling import figure_efficiency, figure_speedup, figure_throughput
-from bench.view.charts.style import Skipped, save, svg_bytes
+from bench.view.charts.style import Skipped, save_figure, svg_bytes
 from bench.view.charts.trace import figure_trace
 
 __all__ = [
@@ -30,9 +31,9 @@ __all__ = [
     "Chart",
     "ChartData",
     "DrawResult",
-    "Drawn",
-    "NotDrawn",
+    "DrawnChart",
     "Skipped",
+    "SkippedChart",
     "draw_all",
     "draw_groups",
     "figure_accuracy",
@@ -44,7 +45,7 @@ __all__ = [
     "figure_throughput",
     "figure_time_to_accuracy",
     "figure_trace",
-    "load",
+    "load_groups",
     "svg_bytes",
 ]
 
@@ -59,7 +60,7 @@ class Chart:
     scaling: str = ""
 
 
-class Drawn(NamedTuple):
+class DrawnChart(NamedTuple):
     """A chart that was written. `group` names machine and workload where there are several, else ''."""
 
     name: str
@@ -69,7 +70,7 @@ class Drawn(NamedTuple):
     group: str = ""
 
 
-class NotDrawn(NamedTuple):
+class SkippedChart(NamedTuple):
     """A chart that was left out."""
 
     name: str
@@ -79,8 +80,8 @@ class NotDrawn(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawResult:
-    drawn: tuple[Drawn, ...]
-    skipped: tuple[NotDrawn, ...]
+    drawn: tuple[DrawnChart, ...]
+    skipped: tuple[SkippedChart, ...]
 
 
 _SPEEDUP = (
@@ -126,8 +127,8 @@ _TRACE = (
 def _both(name: str, draw: Callable[..., Figure | Skipped], description: str) -> tuple[Chart, Chart]:
     """Strong and weak scaling do different work, so each kind of chart exists once for either."""
     return (
-        Chart(f"{name}_strong", partial(draw, scaling="strong"), description, "strong"),
-        Chart(f"{name}_weak", partial(draw, scaling="weak"), description, "weak"),
+        Chart(f"{name}_{STRONG}", partial(draw, scaling=STRONG), description, STRONG),
+        Chart(f"{name}_{WEAK}", partial(draw, scaling=WEAK), description, WEAK),
     )
 
 
@@ -160,17 +161,17 @@ def draw_groups(
 
 
 def _draw_group(data: ChartData, out: Path, prefix: str, group: str, formats: Sequence[str]) -> DrawResult:
-    drawn: list[Drawn] = []
-    skipped: list[NotDrawn] = []
+    drawn: list[DrawnChart] = []
+    skipped: list[SkippedChart] = []
     for chart in CHARTS:
         name = prefix + chart.name
         figure = chart.draw(data)
         if isinstance(figure, Skipped):
-            skipped.append(NotDrawn(name, figure.reason, group))
+            skipped.append(SkippedChart(name, figure.reason, group))
             continue
         title = " ".join(figure.get_suptitle().split())
-        paths = tuple(save(figure, out / name, formats=formats))
-        drawn.append(Drawn(name, title, chart.description, paths, group))
+        paths = tuple(save_figure(figure, out / name, formats=formats))
+        drawn.append(DrawnChart(name, title, chart.description, paths, group))
     return DrawResult(tuple(drawn), tuple(skipped))
 
 
@@ -180,7 +181,7 @@ def draw_all(campaign_folders: Iterable[Path], out: Path, *, formats: Sequence[s
     Campaigns of equal environment_id are pooled; others, and CPU and GPU rows, get charts of their own. Raises
     UserError when a folder holds no campaign.
     """
-    results = [result for _, result in draw_groups(load(campaign_folders), out, formats=formats)]
+    results = [result for _, result in draw_groups(load_groups(campaign_folders), out, formats=formats)]
     return DrawResult(
         tuple(drawn for result in results for drawn in result.drawn),
         tuple(skipped for result in results for skipped in result.skipped),

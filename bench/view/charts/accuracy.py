@@ -7,26 +7,27 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.view.charts.groups import ChartData
+from bench.factors import MEASURE, OK, STRONG, WEAK
+from bench.results.limits import CELL_KEYS
+from bench.view.charts.groups import RUN_KEYS, ChartData
 from bench.view.charts.style import Skipped, caption, handle, looks, no_cells, sheet, styled
 
-KEYS = ["series", "devices", "scaling"]
 MOST_CURVES = 16
 ABSENT = "no run that counts has a test accuracy: it needs a whole epoch on data with a test set"
 
 
-def figure_accuracy(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_accuracy(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Test accuracy of each cell against seconds for an epoch, and against device-seconds."""
     data = data.only(scaling)
     if not len(data.measured):
         return Skipped(no_cells(scaling))
-    rows = data.measured
+    rows = data.ok_cells
     rows = rows[rows["test_accuracy"].notna() & rows["epoch_seconds"].notna()]
     if not len(rows):
         return Skipped(ABSENT)
     how = looks(data)
     names = [name for name in data.series_names if name in set(rows["series"])]
-    note = "Weak scaling makes fewer updates in an epoch." if scaling == "weak" else ""
+    note = "Weak scaling makes fewer updates in an epoch." if scaling == WEAK else ""
     with styled():
         page = sheet(
             f"Test accuracy against seconds for an epoch, and against device-seconds, {scaling} scaling",
@@ -66,14 +67,15 @@ def _marker(row: Any, look: Any) -> dict[str, Any]:
 
 
 def accuracy_over_time(data: ChartData) -> pd.DataFrame:
-    """Median accuracy and median training seconds after each epoch, a row a cell and epoch."""
-    runs = data.runs[(data.runs["role"] == "measure") & (data.runs["status"] == "ok")]
-    runs = runs[runs["test_accuracy"].notna()].sort_values(["run_id", "epoch"])
-    runs = runs.assign(seconds=runs.groupby("run_id")["timed_seconds"].cumsum())
-    return runs.groupby([*KEYS, "epoch"])[["seconds", "test_accuracy"]].median().reset_index()
+    """Median accuracy and median training seconds after each epoch, a row an ok cell and epoch."""
+    runs = data.standing_runs
+    runs = runs[(runs["role"] == MEASURE) & (runs["status"] == OK) & runs["test_accuracy"].notna()]
+    runs = runs.merge(data.ok_cells[CELL_KEYS].drop_duplicates(), on=CELL_KEYS).sort_values([*RUN_KEYS, "epoch"])
+    runs = runs.assign(seconds=runs.groupby(RUN_KEYS)["timed_seconds"].cumsum())
+    return runs.groupby([*CELL_KEYS, "epoch"])[["seconds", "test_accuracy"]].median().reset_index()
 
 
-def figure_time_to_accuracy(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_time_to_accuracy(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Test accuracy against training seconds, one line a cell through its epochs."""
     data = data.only(scaling)
     if not len(data.measured):

@@ -11,6 +11,9 @@ from matplotlib.axes import Axes
 from bench.view.charts.groups import ChartData
 from bench.view.charts.style import INK, dodge, looks, shorten, smallest_gap, text_inches
 
+MOST_ROWS = 150
+"""More cells than this do not stand below one another in a picture that one can read."""
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -105,6 +108,12 @@ def ordered(data: ChartData, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows by series in the common order, then by devices."""
     rank = {name: place for place, name in enumerate(data.series_names)}
     return rows.assign(_rank=rows["series"].map(rank)).sort_values(["_rank", "devices"], kind="stable")
+
+
+def first_rows(data: ChartData, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The first MOST_ROWS rows in the common order, and a sentence for the caption that says so."""
+    cut = f"The first {MOST_ROWS} of {len(rows)} cells are drawn." if len(rows) > MOST_ROWS else ""
+    return ordered(data, rows).head(MOST_ROWS), cut
 
 
 def left_for(rows: pd.DataFrame) -> float:

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from bench.view.charts.curves import left_for, ordered
+from bench.factors import CONTROL, STRONG
+from bench.view.charts.curves import first_rows, left_for
 from bench.view.charts.groups import ChartData
 from bench.view.charts.style import (
     INK,
@@ -25,8 +26,6 @@ from bench.view.charts.style import (
     styled,
 )
 
-MOST_ROWS = 150
-
 
 def noise_floor(data: ChartData) -> tuple[float, float] | None:
     """The widest A/A interval: what the same cell under two names was seen to differ by; None without one."""
@@ -36,7 +35,7 @@ def noise_floor(data: ChartData) -> tuple[float, float] | None:
     return float(rows["speedup_low"].min()), float(rows["speedup_high"].max())
 
 
-def figure_forest(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_forest(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Speedup with interval of every cell, reference at 1, the A/A rows below as noise floor."""
     data = data.only(scaling)
     if not len(data.measured):
@@ -44,9 +43,8 @@ def figure_forest(data: ChartData, *, scaling: str = "strong") -> Figure | Skipp
     rows = data.measured[data.measured["speedup"].notna()]
     if not len(rows):
         return Skipped("no cell has a speedup: it or its baseline has no run that counts")
-    rows = ordered(data, rows)
-    cut = f"The first {MOST_ROWS} of {len(rows)} cells are drawn." if len(rows) > MOST_ROWS else ""
-    rows = pd.concat([rows.head(MOST_ROWS), data.controls])
+    rows, cut = first_rows(data, rows)
+    rows = pd.concat([rows, data.controls])
     floor = noise_floor(data)
     with styled():
         band = "noise floor (A/A interval)"
@@ -81,7 +79,7 @@ def _draw(axes: Axes, data: ChartData, rows: pd.DataFrame) -> None:
     how = looks(data)
     places = np.arange(len(rows), dtype=float)
     for place, (_, row) in zip(places, rows.iterrows(), strict=True):
-        control = row["role"] == "control"
+        control = row["role"] == CONTROL
         color, marker = (MUTED, "|") if control else (how[row["series"]].color, how[row["series"]].marker)
         if pd.notna(row["speedup_low"]) and pd.notna(row["speedup_high"]):
             axes.hlines(place, row["speedup_low"], row["speedup_high"], color=color, linewidth=1.8)

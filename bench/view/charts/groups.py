@@ -1,11 +1,11 @@
 """What the charts draw: the rows of one machine and one workload, and names for their series and cells.
 
-CPU and GPU rows, different machines and different workloads never share a chart: `load` splits the campaigns it is
-given into groups, and every chart draws one group.
+CPU and GPU rows, different machines and different workloads never share a chart: `load_groups` splits the campaigns
+that it is given into groups, and every chart draws one group.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,19 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UserError
-from bench.factors import FAILED_STATUSES, Baseline, is_baseline_row
+from bench.factors import CONTROL, FAILED_STATUSES, MACHINE, MEASURE, OK, SCALINGS, Baseline, is_baseline_row
 from bench.results.cells import find_reference, judged_cells, judged_runs
 from bench.results.columns import SUMMARY_COLUMNS
 from bench.results.csvfile import read_rows
 from bench.results.folder import Campaign, days
+from bench.results.limits import CELL_KEYS
 from bench.results.published import Published, load_published
 from bench.results.summary import summarise
+from bench.view.charts.series import GROUP, place_key, with_names, with_series
 
-GROUP = ("environment_id", "device_kind", "workload", "dataset", "data_pipeline")
-SERIES = ("strategy", "precision", "memory_format", "compile", "variant", "threads_per_device", "accumulate")
-PLACE = (*SERIES, "scaling", "batch_global", "devices")
+RUN_KEYS = ["campaign_id", "run_id"]
+"""What a run's rows share: pooled campaigns may give their runs the same ids."""
+
 VERSION_KEYS = ("torch", "cuda", "cudnn", "nccl", "driver", "python")
 
 
@@ -50,22 +52,30 @@ class ChartData:
     @cached_property
     def standing_runs(self) -> pd.DataFrame:
         """The rows of `runs` whose attempt counts, with the status that they were judged to have."""
-        return judged_runs(self.runs, Baseline.parse(self.baseline_option or None))
+        if self.whole is not None:
+            # A strong cell may be judged by a baseline that ran under weak scaling only.
+            return self._own(self.whole.standing_runs)
+        return judged_runs(self.runs, Baseline.parse(self.baseline_option))
 
     @cached_property
     def measured(self) -> pd.DataFrame:
         """Headline cells of the summary, the A/A control left out."""
-        return self.summary[self.summary["role"] == "measure"]
+        return self.summary[self.summary["role"] == MEASURE]
+
+    @cached_property
+    def ok_cells(self) -> pd.DataFrame:
+        """Headline cells that count: of one that is invalid nothing is drawn, whatever some of its runs say."""
+        return self.measured[self.measured["status"] == OK]
 
     @cached_property
     def controls(self) -> pd.DataFrame:
         """The A/A rows that have a speedup."""
-        return self.summary[(self.summary["role"] == "control") & self.summary["speedup"].notna()]
+        return self.summary[(self.summary["role"] == CONTROL) & self.summary["speedup"].notna()]
 
     @cached_property
     def not_ok(self) -> pd.DataFrame:
         """Cells that have no figure: failed and unsupported ones."""
-        return self.measured[self.measured["status"] != "ok"]
+        return self.measured[self.measured["status"] != OK]
 
     @cached_property
     def series_names(self) -> list[str]:
@@ -90,7 +100,7 @@ class ChartData:
                 all_series=tuple(self.series_names),
                 whole=self.whole or self,
             )
-            for scaling in ("strong", "weak")
+            for scaling in SCALINGS
         }
 
     @cached_property
@@ -114,7 +124,7 @@ class ChartData:
     def slug(self) -> str:
         """The group as part of a file name."""
         row = self.runs.iloc[0] if len(self.runs) else dict.fromkeys(GROUP, "")
-        words = [row["device_kind"], row["workload"], row["dataset"], row["data_pipeline"], row["environment_id"][:8]]
+        words = [*(row[name] for name in GROUP if name != MACHINE), row[MACHINE][:8]]
         return re.sub(r"[^a-z0-9]+", "-", "-".join(str(word) for word in words).lower()).strip("-")
 
     @cached_property
@@ -145,7 +155,10 @@ class ChartData:
         if self.whole is None:
             return _ok_runs(self)
         # A weak cell may be paired with a baseline that ran under strong scaling only, so pairs are made in the whole.
-        runs = self.whole.ok_runs
+        return self._own(self.whole.ok_runs)
+
+    def _own(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """Of the runs of the whole those of this scaling."""
         return runs[runs["scaling"].isin(self.runs["scaling"].unique())]
 
 
@@ -162,12 +175,12 @@ def _collect_versions(facts: Any, found: dict[str, str]) -> None:
 
 def _ok_runs(data: ChartData) -> pd.DataFrame:
     """The runs that count, by the same rules as the summary: last attempts, epochs summed, loss gate applied."""
-    spec = Baseline.parse(data.baseline_option or None)
+    spec = Baseline.parse(data.baseline_option)
     cells = judged_cells(data.runs, spec)
-    names = {_key(row): str(row["series"]) for row in data.summary.to_dict("records")}
+    names = {place_key(row): str(row["series"]) for row in data.summary.to_dict("records")}
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        if cell["role"] != "measure" or not cell.counts:
+        if cell["role"] != MEASURE or not cell.counts:
             continue
         reference = cell if spec.matches(cell) else find_reference(cell, cells, spec.matches)
         base = {run.pair: run.samples_per_second for run in reference.ok_runs} if reference else {}
@@ -176,58 +189,19 @@ def _ok_runs(data: ChartData) -> pd.DataFrame:
             rows.append(
                 {
                     "run_id": run.first("run_id"),
-                    "series": names.get(_key(cell.factors), str(cell["strategy"])),
-                    **{name: cell[name] for name in ("strategy", "precision", "devices", "scaling")},
+                    "series": names.get(place_key(cell.factors), str(cell["strategy"])),
+                    **{name: cell[name] for name in CELL_KEYS if name != "series"},
                     "samples_per_second": rate,
                     "speedup": rate / other if rate and other else float("nan"),
                 }
             )
-    columns = ["run_id", "series", "strategy", "precision", "devices", "scaling", "samples_per_second", "speedup"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """What tells the series and the place of a row, with missing values made equal."""
-    values = (row[name] for name in PLACE)
-    return tuple(None if value is None or pd.isna(value) else value for value in values)
-
-
-def _labels(table: pd.DataFrame) -> pd.Series:
-    """A name for the series of each row: the strategy, and whatever else tells it from others."""
-    batch = table["batch_global"].where(table["scaling"] != "weak", table["batch_global"] // table["devices"])
-    shown = [name for name in SERIES[1:] if table[name].nunique(dropna=False) > 1]
-    by_batch = table.assign(_batch=batch).groupby("scaling")["_batch"].nunique().max() if len(table) else 0
-    names = []
-    for place, (_, row) in enumerate(table.iterrows()):
-        extra = [_word(name, row[name]) for name in shown]
-        if by_batch > 1:
-            extra.append(f"batch {batch.iloc[place]}")
-        names.append(" ".join([str(row["strategy"]), *[word for word in extra if word]]))
-    return pd.Series(names, index=table.index, dtype="str")
-
-
-def _word(name: str, value: Any) -> str:
-    if value is None or pd.isna(value) or value in ("", "off", "contiguous"):
-        return ""
-    if name == "precision" and value == "fp32":
-        return ""
-    if name in ("precision", "memory_format", "variant"):
-        return str(value)
-    return f"{name.replace('_per_device', '')} {value}"
+    return pd.DataFrame(rows, columns=["run_id", *CELL_KEYS, "samples_per_second", "speedup"])
 
 
 def group_data(runs: pd.DataFrame, summary: pd.DataFrame, **extra: Any) -> ChartData:
     """A group of frames that are already of one machine and workload, with the names of series and cells added."""
-    summary = summary.reset_index(drop=True)
-    summary["series"] = _labels(summary)
-    several = summary["scaling"].nunique() > 1
-    tail = summary["scaling"].map({"weak": " weak", "strong": ""}).fillna("") if several else ""
-    control = summary["role"].map({"control": " A/A"}).fillna("")
-    summary["cell"] = summary["series"] + "@" + summary["devices"].astype("str") + tail + control
-    names = summary.drop_duplicates(list(PLACE))[[*PLACE, "series"]]
-    runs = runs.merge(names, on=list(PLACE), how="left")
-    runs["series"] = runs["series"].where(runs["series"].notna(), runs["strategy"]).astype("str")
-    return ChartData(runs=runs, summary=summary, **extra)
+    summary = with_names(summary)
+    return ChartData(runs=with_series(runs, summary), summary=summary, **extra)
 
 
 def read_campaigns(folders: Iterable[Path]) -> list[Campaign]:
@@ -238,13 +212,13 @@ def read_campaigns(folders: Iterable[Path]) -> list[Campaign]:
     return campaigns
 
 
-def load(folders: Iterable[Path], *, published: Published | None = None) -> list[ChartData]:
+def load_groups(folders: Iterable[Path], *, published: Published | None = None) -> list[ChartData]:
     """Split the campaigns into groups; campaigns of equal environment_id are pooled, their blocks kept apart."""
     campaigns = read_campaigns(folders)
     published = load_published() if published is None else published
     pools: dict[str, list[Campaign]] = {}
     for campaign in campaigns:
-        for environment_id in dict.fromkeys(campaign.runs["environment_id"]):
+        for environment_id in dict.fromkeys(campaign.runs[MACHINE]):
             pools.setdefault(environment_id, []).append(campaign)
     groups: list[ChartData] = []
     for environment_id, members in sorted(pools.items()):
@@ -254,10 +228,10 @@ def load(folders: Iterable[Path], *, published: Published | None = None) -> list
 
 def _load_pool(environment_id: str, members: list[Campaign], published: Published) -> list[ChartData]:
     """The groups of one machine: the runs of all its campaigns together, one group a workload and data."""
-    parts = [campaign.runs[campaign.runs["environment_id"] == environment_id] for campaign in members]
+    parts = [campaign.runs[campaign.runs[MACHINE] == environment_id] for campaign in members]
     runs = pd.concat(parts, ignore_index=True)
-    baseline = next((str(c.matrix["baseline"]) for c in members if c.matrix.get("baseline")), "")
-    summary = summarise(runs, baseline=baseline or None, stop_reason=_stop_reason(members))
+    baseline = next((c.baseline_option for c in members if c.baseline_option), "")
+    summary = summarise(runs, baseline=baseline, stop_reason=_stop_reason(members))
     extra = {
         "environment": next(
             (c.environment for c in members if c.environment.get("environment_id") == environment_id), {}

@@ -4,27 +4,24 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.view.charts.curves import left_for, ordered
+from bench.factors import STRONG
+from bench.view.charts.curves import first_rows, left_for
 from bench.view.charts.groups import ChartData
 from bench.view.charts.style import INK, MUTED, Skipped, caption, looks, no_cells, sheet, shorten, styled
-
-GIB = 2**30
-MOST_ROWS = 150
+from bench.view.maintable import GIB
 
 
-def figure_memory(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_memory(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """One row a cell: peak allocated of the fullest device, joined to that of the emptiest; GiB, axis from zero."""
     data = data.only(scaling)
     if not len(data.measured):
         return Skipped(no_cells(scaling))
-    rows = data.measured[data.measured["peak_memory_bytes"].notna()]
+    rows = data.ok_cells[data.ok_cells["peak_memory_bytes"].notna()]
     if not len(rows):
         if data.device_kind == "cpu":
             return Skipped("device memory is not measured on CPU; the main table has the host's peak memory")
         return Skipped("no run that counts has a peak memory")
-    rows = ordered(data, rows)
-    cut = f"The first {MOST_ROWS} of {len(rows)} cells are drawn." if len(rows) > MOST_ROWS else ""
-    rows = rows.head(MOST_ROWS)
+    rows, cut = first_rows(data, rows)
     places = np.arange(len(rows), dtype=float)
     full = rows["peak_memory_bytes"].astype("float64") / GIB
     empty = rows["peak_memory_bytes_min"].astype("float64") / GIB

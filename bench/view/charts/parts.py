@@ -6,11 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from bench.view.charts.curves import left_for, ordered
-from bench.view.charts.groups import ChartData
+from bench.factors import BREAKDOWN, MEASURE, OK, STRONG
+from bench.results.limits import CELL_KEYS
+from bench.view.charts.curves import first_rows, left_for
+from bench.view.charts.groups import RUN_KEYS, ChartData
 from bench.view.charts.style import CARD, Skipped, caption, no_cells, sheet, shorten, styled
 
-MOST_ROWS = 120
 EPOCH_PARTS = (
     ("data_wait_seconds", "data wait", "#e69f00", ""),
     ("forward_backward_seconds", "forward + backward", "#0072b2", ""),
@@ -24,7 +25,6 @@ START_PARTS = (
     ("compile_seconds", "compile", "#882255", "xx"),
     ("warmup_seconds", "warm-up", "#b5b5b5", ".."),
 )
-KEYS = ["series", "devices", "scaling"]
 
 
 def epoch_table(data: ChartData) -> pd.DataFrame:
@@ -34,26 +34,26 @@ def epoch_table(data: ChartData) -> pd.DataFrame:
     a share of forward and backward, so it is taken out of them here: the parts add up.
     """
     rows = data.standing_runs
-    runs = rows[(rows["role"] == "breakdown") & (rows["status"] == "ok")].copy()
+    runs = rows[(rows["role"] == BREAKDOWN) & (rows["status"] == OK)].copy()
     names = [name for name, *_ in EPOCH_PARTS]
     scale = runs["epoch_samples"].astype("float64") / runs["timed_samples"].astype("float64")
     runs[names] = runs[names].mul(scale, axis=0)
     runs = runs[runs["forward_backward_seconds"].notna()]
     rest = runs["forward_backward_seconds"] - runs["exposed_comm_seconds"].fillna(0)
     runs["forward_backward_seconds"] = rest.clip(lower=0)
-    return runs.groupby(KEYS)[names].median().reset_index()
+    return runs.groupby(CELL_KEYS)[names].median().reset_index()
 
 
 def start_table(data: ChartData) -> pd.DataFrame:
     """Median seconds of each part of the start-up, a row a cell, from headline runs."""
     names = [name for name, *_ in START_PARTS]
     rows = data.standing_runs
-    runs = rows[(rows["role"] == "measure") & (rows["status"] == "ok")]
-    runs = runs[runs[names].notna().any(axis=1)].drop_duplicates("run_id")
-    return runs.groupby(KEYS)[names].median().reset_index()
+    runs = rows[(rows["role"] == MEASURE) & (rows["status"] == OK)]
+    runs = runs[runs[names].notna().any(axis=1)].drop_duplicates(RUN_KEYS)
+    return runs.groupby(CELL_KEYS)[names].median().reset_index()
 
 
-def figure_breakdown(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_breakdown(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Stacked bars: the parts of an epoch, and beside them the parts of the start-up."""
     data = data.only(scaling)
     if not len(data.measured):
@@ -61,11 +61,9 @@ def figure_breakdown(data: ChartData, *, scaling: str = "strong") -> Figure | Sk
     epoch, start = epoch_table(data), start_table(data)
     if not len(epoch) and not len(start):
         return Skipped("no run has start-up times, and there are no breakdown runs (bench run --breakdown makes them)")
-    cells = data.measured[[*KEYS, "cell"]].drop_duplicates(KEYS)
-    wanted = pd.concat([epoch[KEYS], start[KEYS]]).drop_duplicates()
-    rows = ordered(data, cells.merge(wanted, on=KEYS))
-    cut = f"The first {MOST_ROWS} of {len(rows)} cells are drawn." if len(rows) > MOST_ROWS else ""
-    rows = rows.head(MOST_ROWS)
+    cells = data.ok_cells[[*CELL_KEYS, "cell"]].drop_duplicates(CELL_KEYS)
+    wanted = pd.concat([epoch[CELL_KEYS], start[CELL_KEYS]]).drop_duplicates()
+    rows, cut = first_rows(data, cells.merge(wanted, on=CELL_KEYS))
     panels: list[tuple[pd.DataFrame, tuple[tuple[str, str, str, str], ...], str]]
     panels = [(epoch, EPOCH_PARTS, "s for one epoch")] if len(epoch) else []
     panels += [(start, START_PARTS, "s before the first timed step")] if len(start) else []
@@ -87,7 +85,7 @@ def figure_breakdown(data: ChartData, *, scaling: str = "strong") -> Figure | Sk
             legend=[part[1] for part in parts],
         )  # fmt: skip
         for axes, (table, group, label) in zip(page.axes, panels, strict=True):
-            _stack(axes, rows.merge(table, on=KEYS, how="left"), group, label)
+            _stack(axes, rows.merge(table, on=CELL_KEYS, how="left"), group, label)
         page.axes[0].set_yticks(np.arange(len(rows)), [shorten(str(name)) for name in rows["cell"]])
         page.axes[0].set_ylim(len(rows) - 0.4, -0.6)
         page.legend([Patch(facecolor=c, hatch=h, edgecolor=CARD, label=label) for _, label, c, h in parts])

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.factors import is_baseline_row
+from bench.factors import STRONG, WEAK, is_baseline_row
 from bench.view.charts.curves import (
     EACH,
     EFFICIENCY,
@@ -39,15 +39,15 @@ from bench.view.charts.style import (
 )
 
 MEANING = {
-    "strong": "Strong scaling: the global batch stays fixed.",
-    "weak": "Weak scaling: the batch of each replica stays fixed, so an epoch has fewer updates.",
+    STRONG: "Strong scaling: the global batch stays fixed.",
+    WEAK: "Weak scaling: the batch per part stays fixed, so an epoch has fewer updates.",
 }
 PUBLISHED = "published (hollow: other hardware)"
 
 
 def _rows(data: ChartData, scaling: str, column: str) -> pd.DataFrame:
-    """The cells of one scaling that have the value, with the interval of the efficiency added."""
-    rows = data.measured
+    """The ok cells of one scaling that have the value, with the interval of the efficiency added."""
+    rows = data.ok_cells
     rows = rows[(rows["scaling"] == scaling) & rows[column].notna()].copy()
     count = rows["devices"].astype("float64")
     rows["efficiency_low"] = rows["speedup_low"] / count
@@ -114,7 +114,7 @@ def _only_baseline(rows: pd.DataFrame) -> bool:
     return all(is_baseline_row(row) for _, row in rows.iterrows())
 
 
-def figure_speedup(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_speedup(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Speedup over the baseline against devices, with the ideal line; bars where no series has two device counts."""
     data = data.only(scaling)
     rows = _rows(data, scaling, "speedup")
@@ -161,7 +161,7 @@ def _finish(axes: Axes, counts: Sequence[int], label: str, top: float) -> None:
     axes.set_ylim(0, top)
 
 
-def figure_efficiency(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_efficiency(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Speedup ÷ devices, axis from zero, with a line at 1."""
     data = data.only(scaling)
     rows = _rows(data, scaling, "efficiency")
@@ -211,7 +211,7 @@ def _bars(
     return page.figure
 
 
-def figure_throughput(data: ChartData, *, scaling: str = "strong") -> Figure | Skipped:
+def figure_throughput(data: ChartData, *, scaling: str = STRONG) -> Figure | Skipped:
     """Samples per second, in total and per device."""
     data = data.only(scaling)
     rows = _rows(data, scaling, "samples_per_second")

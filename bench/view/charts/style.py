@@ -278,7 +278,7 @@ def svg_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def save(figure: Figure, path: Path, *, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+def save_figure(figure: Figure, path: Path, *, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write `path` with each suffix; PNG at 150 dots an inch."""
     paths = []
     for suffix in formats:

@@ -5,18 +5,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.view.charts.groups import ChartData
+from bench.factors import CONTROL, MEASURE, OK, UNSUPPORTED
+from bench.view.charts.groups import RUN_KEYS, ChartData
 from bench.view.charts.style import GRID, INK, MUTED, Skipped, caption, handle, looks, sheet, styled, thin
 
 MOST_BLOCK_LINES = 60
 
 
 def trace_table(data: ChartData) -> pd.DataFrame:
-    """Headline and control runs in order, with `place` from 1 and `relative`: samples/s / the cell's median."""
-    runs = data.runs[data.runs["role"].isin(["measure", "control"]) & (data.runs["status"] != "unsupported")]
-    runs = runs.sort_values("epoch").drop_duplicates("run_id").sort_values(["utc_start", "block", "order_in_block"])
+    """Headline and control runs whose attempt counts, in order: `place` from 1, and `relative` to the cell's median.
+
+    `relative` is samples/s / the median samples/s of the cell's ok runs, NaN for a run that is not ok.
+    """
+    runs = data.standing_runs
+    runs = runs[runs["role"].isin([MEASURE, CONTROL]) & (runs["status"] != UNSUPPORTED)]
+    runs = runs.sort_values("epoch").drop_duplicates(RUN_KEYS).sort_values(["utc_start", "block", "order_in_block"])
     runs = runs.assign(place=range(1, len(runs) + 1))
-    rate = runs["samples_per_second"].where(runs["status"] == "ok")
+    rate = runs["samples_per_second"].where(runs["status"] == OK)
     medians = rate.groupby([runs["series"], runs["devices"], runs["scaling"], runs["role"]]).transform("median")
     return runs.assign(relative=rate / medians)
 
@@ -31,7 +36,7 @@ def figure_trace(data: ChartData) -> Figure | Skipped:
         return Skipped("one block was measured; drift shows only over repeats")
     dots, thinned = thin(good)
     names = [name for name in data.series_names if name in set(dots["series"])]
-    failed = table[~table["status"].isin(["ok"])]
+    failed = table[table["status"] != OK]
     crosses, _ = thin(failed)
     how = looks(data)
     labels = [*names, *(["failed run"] if len(failed) else [])]
