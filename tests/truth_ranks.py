@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bench.worker.account import parameter_hash
+from bench.worker.batches import split
 from strategies import Registry
-from strategies.base import Context, Plan, Strategy, Unsupported, split
+from strategies.base import Context, Plan, Strategy, Unsupported
+from strategies.places import Asked
 
 GLOBAL_BATCH = 16
 STEPS = 3
@@ -66,12 +67,18 @@ def plan_for(strategy: Strategy, processes: int) -> tuple[int, Plan] | None:
     """The fewest CPU devices at which a strategy starts that many processes, with its plan."""
     for devices in (1, 2, 4):
         try:
-            plan = strategy.plan(devices, "cpu")
+            plan = strategy.plan(Asked(devices, "cpu", strategy.default_options))
         except Unsupported:
             continue
         if plan.processes == processes:
             return devices, plan
     return None
+
+
+def runs_at(name: str, precision: str) -> bool:
+    """Whether a strategy runs at a precision: one that names none runs at all."""
+    precisions = Registry.collect().load(name).precisions
+    return not precisions or precision in precisions
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
@@ -84,8 +91,8 @@ def built(
     strategy = Registry.collect().load(name)()
     context = Context(
         rank=rank,
-        world_size=plan.processes,
-        devices=(torch.device("cpu"),) * plan.devices_per_process,
+        plan=plan,
+        devices=(torch.device("cpu"),) * plan.places[rank].devices,
         loss=nn.functional.cross_entropy,
         input_shape=SHAPE,
         precision=precision,
@@ -97,11 +104,17 @@ def built(
     return strategy
 
 
+def part_of(plan: Plan, rank: int) -> slice:
+    """The samples of a global batch that this rank reads."""
+    part = plan.places[rank].part
+    assert part is not None
+    return slice(part * GLOBAL_BATCH // plan.read_parts, (part + 1) * GLOBAL_BATCH // plan.read_parts)
+
+
 def train(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int = 1) -> dict[str, Any]:
-    """Three steps on this rank's shard; the first step's gradients before they are applied."""
+    """Three steps on this rank's part; the first step's gradients before they are applied."""
     inputs, targets = data()
-    shard = rank // plan.ranks_per_replica
-    mine = slice(shard * GLOBAL_BATCH // plan.shards, (shard + 1) * GLOBAL_BATCH // plan.shards)
+    mine = part_of(plan, rank)
     losses, gradients = [], {}
     for step in range(STEPS):
         parts = split((inputs[step, mine], targets[step, mine]), accumulate)
@@ -113,7 +126,7 @@ def train(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int = 1) -> 
     return {
         "losses": losses,
         "gradients": gradients,
-        "hash": parameter_hash(strategy),
+        "hash": strategy.fingerprint(),
         "buffers": {name: value.clone() for name, value in strategy.model.named_buffers()},
         "state": copy.deepcopy(strategy.bare_state()),
         "zeroed": all(p.grad is None for p in strategy.model.parameters()),
@@ -123,7 +136,7 @@ def train(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int = 1) -> 
 def count_collectives(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> int:
     """all-reduces that gloo ran in one optimizer step, from torch's own profiler."""
     inputs, targets = data()
-    mine = slice(rank * GLOBAL_BATCH // plan.shards, (rank + 1) * GLOBAL_BATCH // plan.shards)
+    mine = part_of(plan, rank)
     parts = split((inputs[0, mine], targets[0, mine]), accumulate)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         strategy.forward_backward([strategy.place(*part) for part in parts])
@@ -134,14 +147,13 @@ def count_collectives(strategy: Strategy, plan: Plan, rank: int, *, accumulate: 
 def all_of(name: str, plan: Plan, rank: int) -> dict[str, Any]:
     """Everything the tests ask of one strategy."""
     results: dict[str, Any] = {"plan": plan}
-    precisions = Registry.collect().load(name).precisions
     for precision in ("fp32", "amp-bf16"):
-        if precision in precisions:
+        if runs_at(name, precision):
             for model in MODELS:
                 strategy = built(name, plan, rank, model=model, precision=precision)
                 results[model, precision] = train(strategy, plan, rank)
                 strategy.close()
-    usual = "fp32" if "fp32" in precisions else "amp-bf16"
+    usual = "fp32" if runs_at(name, "fp32") else "amp-bf16"
     strategy = built(name, plan, rank, model="plain", precision=usual)
     results["accumulated"] = train(strategy, plan, rank, accumulate=2)
     strategy.close()
