@@ -104,8 +104,8 @@ class DDPSyncBatchNorm(DDP):
         Of C channels 2 C + 1 float32 are gathered in forward (mean, variance, count), 2 C sums reduced in backward.
         """
         found = dict(super().traffic())
-        if found:
-            channels = [layer.num_features for layer in batch_norm_layers(self.model)]
+        channels = [layer.num_features for layer in batch_norm_layers(self.model)]
+        if found and channels:
             each = 4 * self.context.accumulate
             found["all_reduce"] += each * sum(2 * count for count in channels)
             found["all_gather"] = each * sum(2 * count + 1 for count in channels)

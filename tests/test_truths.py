@@ -133,6 +133,26 @@ def test_accumulation_exchanges_gradients_once_a_step(name: str, ranks: list[dic
         assert count[1] == count[2] == count[4]
 
 
+@pytest.mark.parametrize("case", truth_ranks.TRAFFIC)
+@pytest.mark.parametrize("name", GROUPED)
+def test_traffic_is_what_gloo_was_given(name: str, case: str, ranks: list[dict[str, Any]]) -> None:
+    for said, counted in (rank[name]["traffic"][case] for rank in ranks):
+        assert counted["all_reduce"] > 0
+        assert said == counted
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_checkpoint_has_the_same_buffers_from_every_rank(name: str, ranks: list[dict[str, Any]]) -> None:
+    """Each rank's statistics are of its own samples unless they are synchronised; rank 0's are what counts."""
+    key = next(key for key in ranks[0][name] if isinstance(key, tuple) and key[0] == "normed")
+    first, second = (rank[name][key] for rank in ranks)
+    own = torch.equal(first["buffers"]["1.running_mean"], second["buffers"]["1.running_mean"])
+    assert own == (name == "ddp_syncbn")
+    for buffer, value in first["buffers"].items():
+        assert torch.equal(first["state"]["model"][buffer], value)
+        assert torch.equal(second["state"]["model"][buffer], value)
+
+
 @pytest.mark.parametrize("name", GROUPED)
 def test_gradients_are_zeroed_by_apply(name: str, ranks: list[dict[str, Any]]) -> None:
     assert all(rank[name]["accumulated"]["zeroed"] for rank in ranks)

@@ -6,7 +6,9 @@ Started once by the tests of the truths; each rank runs every strategy on the sa
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,13 @@ def normed_model() -> nn.Module:
     )
 
 
+def frozen_model() -> nn.Module:
+    """The model with BatchNorm, its convolution not trained."""
+    model = normed_model()
+    model[0].requires_grad_(False)
+    return model
+
+
 MODELS = {"plain": plain_model, "normed": normed_model}
 
 
@@ -86,8 +95,17 @@ def make_optimizer(parameters: Iterable[nn.Parameter], *, fused: bool = False) -
 
 
 def built(
-    name: str, plan: Plan, rank: int, *, model: str, precision: str, options: dict[str, Any] | None = None
+    name: str,
+    plan: Plan,
+    rank: int,
+    *,
+    model: str,
+    precision: str,
+    options: dict[str, Any] | None = None,
+    accumulate: int = 1,
+    make_model: Callable[[], nn.Module] | None = None,
 ) -> Strategy:
+    """A strategy with one of MODELS, or another one."""
     strategy = Registry.collect().load(name)()
     context = Context(
         rank=rank,
@@ -97,9 +115,10 @@ def built(
         input_shape=SHAPE,
         precision=precision,
         memory_format=strategy.default_memory_format,
+        accumulate=accumulate,
         options=options or {},
     )
-    strategy.build(context, MODELS[model], make_optimizer)
+    strategy.build(context, make_model or MODELS[model], make_optimizer)
     strategy.model.train()
     return strategy
 
@@ -133,15 +152,63 @@ def train(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int = 1) -> 
     }
 
 
-def count_collectives(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> int:
-    """all-reduces that gloo ran in one optimizer step, from torch's own profiler."""
+def step(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> None:
+    """One optimizer step on this rank's part of the first global batch."""
     inputs, targets = data()
     mine = part_of(plan, rank)
     parts = split((inputs[0, mine], targets[0, mine]), accumulate)
+    strategy.forward_backward([strategy.place(*part) for part in parts])
+    strategy.apply()
+
+
+def count_collectives(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> int:
+    """all-reduces that gloo ran in one optimizer step, from torch's own profiler."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        strategy.forward_backward([strategy.place(*part) for part in parts])
-        strategy.apply()
+        step(strategy, plan, rank, accumulate=accumulate)
     return sum(event.count for event in recorded.key_averages() if event.key == "gloo:all_reduce")
+
+
+BYTES = {"float": 4, "int": 4, "long int": 8}
+
+
+def count_bytes(strategy: Strategy, plan: Plan, rank: int, *, accumulate: int) -> dict[str, int]:
+    """Bytes that this rank gave to gloo's collectives in one optimizer step, by kind, from torch's own profiler.
+
+    The third step is counted: DistributedDataParallel orders its buckets anew after the first.
+    """
+    for _ in range(2):
+        step(strategy, plan, rank, accumulate=accumulate)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+        step(strategy, plan, rank, accumulate=accumulate)
+    found: Counter[str] = Counter()
+    for event in recorded.events():
+        kind, _, name = event.name.partition(":")
+        if kind == "gloo":
+            sizes = zip(event.input_shapes, event.input_dtypes, strict=True)
+            found[name] += sum(math.prod(shape) * BYTES[dtype] for shape, dtype in sizes if dtype)
+    return dict(found)
+
+
+TRAFFIC = {
+    "normed": {"model": "normed"},
+    "plain": {"model": "plain"},
+    "accumulated": {"model": "normed", "accumulate": 2},
+    "unused": {"model": "normed", "options": {"find_unused_parameters": True}},
+    "kept buffers": {"model": "normed", "options": {"broadcast_buffers": False}},
+    "frozen": {"model": "normed", "make_model": frozen_model},
+}
+"""Ways to build a strategy, by name, in which what it says of its traffic is held against what gloo did."""
+
+
+def traffic(name: str, plan: Plan, rank: int, precision: str) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    """What a strategy says of its traffic and what was counted, by the names in TRAFFIC."""
+    found = {}
+    for case, changes in TRAFFIC.items():
+        strategy = built(name, plan, rank, precision=precision, **changes)
+        said = dict(strategy.traffic())
+        found[case] = said, count_bytes(strategy, plan, rank, accumulate=changes.get("accumulate", 1))
+        strategy.close()
+    return found
 
 
 def all_of(name: str, plan: Plan, rank: int) -> dict[str, Any]:
@@ -161,6 +228,7 @@ def all_of(name: str, plan: Plan, rank: int) -> dict[str, Any]:
         strategy = built(name, plan, rank, model="plain", precision=usual)
         results["collectives"] = {k: count_collectives(strategy, plan, rank, accumulate=k) for k in (1, 2, 4)}
         strategy.close()
+        results["traffic"] = traffic(name, plan, rank, usual)
     return results
 
 
