@@ -63,7 +63,8 @@ class DDP(Strategy):
     def traffic(self) -> Mapping[str, int]:
         """The gradients, once a step whatever is accumulated, and the buffers before the first micro-batch.
 
-        Looking for unused parameters exchanges one int32 for each parameter tensor.
+        Looking for unused parameters exchanges one int32 for each parameter tensor. A subclass that exchanges something
+        else, such as compressed gradients, says so itself.
         """
         if self.context.world_size == 1:
             return {}
