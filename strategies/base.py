@@ -1,14 +1,7 @@
 """The contract between the harness and a strategy.
 
-The harness runs one loop for all strategies; a strategy is a handful of hooks that it calls in this order:
-
-    plan = strategy.plan(asked)                       # parent side, pure; raises Unsupported(reason)
-    strategy.build(context, make_model, make_optimizer)
-    for step, batch in enumerate(batches):
-        micro = [strategy.place(*part) for part in split(batch, accumulate)]
-        loss = strategy.forward_backward(micro)       # mean loss, or None on a rank where no loss lives
-        strategy.apply()                              # unscale, step, update scaler, zero_grad
-    strategy.close()
+What the harness needs of a model it asks by a hook of `Strategy`, and every hook has a default that is right for a
+whole model in one process.
 
 Gradients are zeroed at the end of `apply`, before the next forward, as most training scripts do. Zeroing between
 forward and backward instead was measured 2 to 16 % faster for bare DDP on CPU; all strategies keep to one order,
@@ -18,67 +11,49 @@ so that the comparison is of strategies and not of that choice.
 from __future__ import annotations
 
 import copy
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from strategies.context import Context as Context
+from strategies.context import CountingScaler, MakeModel, MakeOptimizer
 from strategies.places import Asked as Asked
 from strategies.places import Place as Place
 from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
-
-_AUTOCAST_TYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-
-MakeModel = Callable[[], nn.Module]
-
-
-class MakeOptimizer(Protocol):
-    """Makes the workload's optimizer over some parameters, with torch's fused kernels where asked for."""
-
-    def __call__(self, parameters: Iterable[nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer: ...
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a strategy is told about its place in the run. `devices` are those of this process."""
-
-    rank: int
-    world_size: int
-    devices: tuple[torch.device, ...]
-    loss: Loss
-    input_shape: tuple[int, ...]
-    precision: str = "fp32"
-    memory_format: str = "contiguous"
-    compile: str = "off"
-    seed: int = 0
-    threads_per_device: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def device_type(self) -> str:
-        return self.devices[0].type
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The autocast region of this precision; does nothing for fp32 and tf32."""
-        dtype = _AUTOCAST_TYPES.get(self.precision)
-        return torch.autocast(self.device_type, dtype=dtype) if dtype else nullcontext()
-
-    def make_scaler(self) -> torch.amp.GradScaler:
-        """A loss scaler that scales for float16 and passes everything through otherwise."""
-        return torch.amp.GradScaler(self.device_type, enabled=self.precision == "amp-fp16")
+from strategies.state import align_layouts, digest, distance, to_cpu, trainable
 
 
 class Strategy(ABC):
     """Base of all strategies. A subclass says how it spreads (`plan`) and how it wraps the model (`wrap`).
+
+    The harness calls the hooks in the order of a run, with one loop for all strategies:
+
+        plan = strategy.plan(asked)                           # parent side, pure; raises Unsupported(reason)
+        strategy.build(context, make_model, make_optimizer)   # every rank, from here on
+        strategy.load_bare_state(state)                       # where a run starts from a checkpoint
+        start = strategy.snapshot()
+        for stretch in (warm_up, epoch_1, epoch_2, ...):
+            with strategy.epoch():                            # a rank of role "serve" calls strategy.serve() instead
+                for batch in stretch:
+                    micro = [strategy.place(*part) for part in split(batch, accumulate)]
+                    loss = strategy.forward_backward(micro)   # mean loss, or None on a rank where no loss lives
+                    strategy.apply()                          # unscale, step, update scaler, zero_grad
+            # after warm-up:    strategy.restore(start)
+            # after an epoch:   strategy.settle(), fingerprint(), skipped_steps()
+            # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
+            # a whole epoch:    with strategy.evaluating(): outputs = strategy.predict(inputs), for each batch
+        strategy.settle(), strategy.bare_state()              # where a checkpoint is written
+        strategy.details(), strategy.warnings()
+        strategy.close()
+
+    `trainable_count`, `gradient_names`, `update_norm` and `traffic` answer what a judge of a run wants to know. Some
+    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on
+    the default process group, which the harness itself never uses.
 
     Class attributes:
         default_precision: by device type, used where the matrix does not name a precision.
@@ -104,14 +79,12 @@ class Strategy(ABC):
     plain_twin: ClassVar[str] = ""
     tuned_twin: ClassVar[str] = ""
 
-    exchange: bool = True
-    """Off only while the harness measures what the exchange of gradients costs: replicas drift apart then."""
-
     context: Context
     model: nn.Module
     module: Callable[[Tensor], Tensor]
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: CountingScaler
+    exchange: bool = True
 
     @abstractmethod
     def plan(self, asked: Asked) -> Plan:
@@ -193,19 +166,83 @@ class Strategy(ABC):
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    # -- evaluation and state ---------------------------------------------------------------------------------
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        """A region of steps that exchange no gradients, for measuring what the exchange costs; replicas drift apart.
+
+        Entered in breakdown runs, by every rank. Steps in it raise Unsupported where that cannot be.
+        """
+        self.exchange = False
+        try:
+            yield
+        finally:
+            self.exchange = True
+
+    def epoch(self) -> AbstractContextManager[Any]:
+        """A region around the loop over one stretch of steps, entered and left by every rank that trains.
+
+        What must be done before the first step or once the last is over goes here, such as DDP's join. Not timed.
+        """
+        return nullcontext()
+
+    def serve(self) -> None:
+        """What a rank of role `serve` does where others run the loop over a stretch of steps; it is timed with them.
+
+        Returns when the ranks that train are through, which they tell it in `epoch` or in their steps. Such a rank
+        calls every collective hook with the others, and none of the loop's.
+        """
+        raise NotImplementedError(f"{type(self).__name__} plans a rank that serves, and has no serve()")
+
+    def skipped_steps(self) -> int:
+        """Optimizer steps that the loss scaler skipped since `build`, `restore` or the last time it was asked.
+
+        Called after each timed epoch. Waits for the device. Not collective: ranks that skip unlike each other differ
+        in their parameters, which is what the harness looks for.
+        """
+        skipped = self.scaler.skipped_steps()
+        self.scaler.start_count()
+        return skipped
+
+    # -- evaluation -------------------------------------------------------------------------------------------
 
     def share_buffers(self) -> None:  # noqa: B027, most strategies have nothing to do here
-        """Make the buffers (BatchNorm's running statistics) equal over replicas, before evaluating or saving."""
+        """Make the buffers (BatchNorm's running statistics) equal over replicas: a step of other hooks. Collective."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A region around `predict`: shares the buffers, then evaluation mode; back to training after. Collective."""
+        self.share_buffers()
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs of the bare model for one batch, in evaluation mode: (batch, outputs) float32."""
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """Outputs for one batch of test inputs as `place` returned them: (batch, outputs) float32.
+
+        None on a rank where no output lives, such as the first stage of a pipeline. Called by every rank that reads a
+        part, only within `evaluating`; the ranks of one part have the same batches, those of two parts may have
+        unlike numbers of them, so it may talk within a part alone.
+        """
         with self.context.autocast():
             return self.model(inputs).float()
 
+    # -- state ------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:  # noqa: B027, most strategies have nothing to do here
+        """Bring the ranks to the state that counts: local SGD averages now. Collective.
+
+        Called after each timed epoch, before its `fingerprint`, and before `bare_state` of a checkpoint.
+        """
+
     def snapshot(self) -> dict[str, Any]:
-        """A copy of everything that training changes."""
+        """A copy of everything that training changes: residuals and counters of hooks, averagers, remote state too.
+
+        Called after `build`, and in breakdown runs after an epoch. Collective. The model's values, by their names,
+        stand under "model" on the devices where they live.
+        """
         return {
             "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -213,71 +250,70 @@ class Strategy(ABC):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot, in place: wrappers and compiled graphs keep their tensors."""
+        """Go back to a snapshot of this strategy, in place: wrappers and compiled graphs keep their tensors.
+
+        Called after warm-up and after what a breakdown run tries out; the same snapshot may come again. Collective.
+        """
         self.model.load_state_dict(state["model"])
         # A copy: torch keeps tensors of the same device and type as they are, and steps would change the snapshot.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
+        self.scaler.start_count()
         self.optimizer.zero_grad(set_to_none=True)
 
     def bare_state(self) -> dict[str, Any]:
-        """State of the bare model and its optimizer on the CPU, in the names of the unwrapped model."""
+        """State of the bare model ("model") and its optimizer ("optimizer"): whole tensors on the CPU.
+
+        Names are those of the unwrapped model, so that it loads strictly. Collective; complete on rank 0, what the
+        others return is not used. It shares the buffers first.
+        """
+        self.share_buffers()
         model = {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
-        return {"model": model, "optimizer": _to_cpu(self.optimizer.state_dict())}
+        return {"model": model, "optimizer": to_cpu(self.optimizer.state_dict())}
 
     def load_bare_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `bare_state` gave under any strategy, on any device."""
+        """Load what `bare_state` gave under any strategy, on any device; every rank is handed the whole. Collective.
+
+        Called after `build`. Raises RuntimeError where names or shapes are not the model's.
+        """
         self.model.load_state_dict(state["model"])
         if state.get("optimizer"):
             self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))
-            _align_layouts(self.optimizer)
+            align_layouts(self.optimizer)
+
+    # -- what a judge of the run asks -------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """sha256 over the bytes of the parameters that this rank holds, by name, first 16 hex digits. Collective.
+
+        Equal among the ranks of a piece where they hold the same, to the bit. Called after each timed epoch.
+        """
+        return digest(self.model.named_parameters())
+
+    def trainable_count(self) -> int:
+        """Number of values that training changes in the whole model. Collective over the pieces."""
+        return sum(parameter.numel() for parameter in trainable(self.model))
+
+    def gradient_names(self) -> tuple[str, ...]:
+        """Names, in the bare model, of the parameters that hold a gradient now. Collective over the pieces.
+
+        To be asked between `forward_backward` and `apply`, which lets go of the gradients.
+        """
+        return tuple(name for name, parameter in self.model.named_parameters() if parameter.grad is not None)
+
+    def update_norm(self, start: Mapping[str, Any]) -> float:
+        """L2 norm of the change of the whole model's parameters since `start`, a `snapshot`. Collective over pieces."""
+        return distance(self.model.named_parameters(), start["model"])
+
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes that this rank hands to the collectives of one optimizer step, by kind; not collective itself.
+
+        Kinds are `all_reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `reduce`, ..., as torch calls them. It is
+        the size of the tensors that a rank puts in, not what the algorithm then sends, which is the backend's choice:
+        a broadcast counts its tensor on every rank. Empty for one process that exchanges nothing.
+        """
+        return {}
 
     def close(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Let go of what `build` made; the process group is the harness's."""
-
-
-def _align_layouts(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded state the strides of its parameters: fused kernels walk both alike, whatever layout was saved."""
-    for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _to_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_cpu(item) for item in value)
-    return value
-
-
-def split(batch: tuple[Tensor, Tensor], accumulate: int) -> list[tuple[Tensor, Tensor]]:
-    """Cut one batch into `accumulate` micro-batches of equal size. Raises ValueError where it does not divide."""
-    inputs, targets = batch
-    if accumulate == 1:
-        return [(inputs, targets)]
-    if len(inputs) % accumulate:
-        raise ValueError(f"{len(inputs)} samples do not divide into {accumulate} micro-batches")
-    return list(zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True))
-
-
-def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
-    """Every BatchNorm layer of a model."""
-    return [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-
-
-def sequence_of(model: nn.Module) -> list[nn.Module]:
-    """The model as layers that run one after another: its own `sequence()`, or the children of an nn.Sequential.
-
-    Raises Unsupported where the model has neither.
-    """
-    own = getattr(model, "sequence", None)
-    if callable(own):
-        return list(own())
-    if isinstance(model, nn.Sequential):
-        return list(itertools.chain(model.children()))
-    raise Unsupported(f"{type(model).__name__} has no sequence() of layers, so it cannot be split over devices")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
 from strategies.base import Context, Strategy, Unsupported
 from strategies.places import Asked, Plan, one_process
+from strategies.state import bytes_of, trainable
 
 
 class InAutocast(nn.Module):
@@ -46,3 +47,18 @@ class DataParallel(Strategy):
                 "torch.compile does not reach the threads in which torch.nn.DataParallel runs its replicas"
             )
         return super().compiled(module)
+
+    def traffic(self) -> Mapping[str, int]:
+        """What one process moves between its GPUs in each micro-batch: the model to the others, the gradients back.
+
+        Counted once for each tensor that goes out from the first GPU (`broadcast`: parameters and buffers) or is summed
+        there (`reduce`: gradients), however many GPUs there are. The batch, which is scattered, and the outputs, which
+        are gathered, are left out: their size is the workload's, not the model's. Empty on one device.
+        """
+        if len(self.context.devices) == 1:
+            return {}
+        times = self.context.accumulate
+        return {
+            "broadcast": times * (bytes_of(self.model.parameters()) + bytes_of(self.model.buffers())),
+            "reduce": times * bytes_of(trainable(self.model)),
+        }

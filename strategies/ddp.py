@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.base import Strategy, Unsupported, batch_norm_layers
+from strategies.base import Strategy, Unsupported
+from strategies.layers import batch_norm_layers
 from strategies.places import Asked, Plan, data_parallel
+from strategies.state import bytes_of, trainable
 from strategies.sync_batch_norm import SyncBatchNorm
 
 DDP_OPTIONS: Mapping[str, Any] = {
@@ -58,6 +60,21 @@ class DDP(Strategy):
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
 
+    def traffic(self) -> Mapping[str, int]:
+        """The gradients, once a step whatever is accumulated, and the buffers before the first micro-batch.
+
+        Looking for unused parameters exchanges one int32 for each parameter tensor. A subclass that exchanges something
+        else, such as compressed gradients, says so itself.
+        """
+        if self.context.world_size == 1:
+            return {}
+        parameters = trainable(self.model)
+        found = {"all_reduce": bytes_of(parameters)}
+        if self.option("find_unused_parameters") and not self.option("static_graph"):
+            found["all_reduce"] += 4 * len(parameters)
+        buffers = bytes_of(self.model.buffers())
+        return {**found, "broadcast": buffers} if self.option("broadcast_buffers") and buffers else found
+
 
 class DDPAmp(DDP):
     """DDP with autocast: float16 with a loss scaler on CUDA, bfloat16 on CPU."""
@@ -81,6 +98,19 @@ class DDPSyncBatchNorm(DDP):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
             self._details = {"batch_norm": f"torch.nn.SyncBatchNorm x{layers}"}
         return super().move(model)
+
+    def traffic(self) -> Mapping[str, int]:
+        """As DDP's, and the statistics of each BatchNorm layer in each micro-batch.
+
+        Of C channels 2 C + 1 float32 are gathered in forward (mean, variance, count), 2 C sums reduced in backward.
+        """
+        found = dict(super().traffic())
+        channels = [layer.num_features for layer in batch_norm_layers(self.model)]
+        if found and channels:
+            each = 4 * self.context.accumulate
+            found["all_reduce"] += each * sum(2 * count for count in channels)
+            found["all_gather"] = each * sum(2 * count + 1 for count in channels)
+        return found
 
     def details(self) -> Mapping[str, str]:
         return self._details

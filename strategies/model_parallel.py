@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from strategies.base import Unsupported, sequence_of
+from strategies.base import Unsupported
 from strategies.ddp import DDP
+from strategies.layers import sequence_of
 from strategies.places import Asked, Plan, data_parallel
 
 DEVICES_PER_REPLICA = 2

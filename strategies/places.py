@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def _trains(self) -> list[Place]:
-        return [place for place in self.places if place.role == TRAIN]
+        return [self.places[rank] for rank in self.trainers]
 
     @property
     def processes(self) -> int:
@@ -109,13 +109,18 @@ class Plan:
         copies = {place.part: place.copies for place in self._trains}
         return sum(copies.values())
 
+    @property
+    def trainers(self) -> list[int]:
+        """The ranks that train."""
+        return [rank for rank, place in enumerate(self.places) if place.role == TRAIN]
+
     def readers(self, part: int) -> list[int]:
         """The ranks that read a part."""
         return [rank for rank, place in enumerate(self.places) if place.part == part]
 
     def equals(self) -> list[list[int]]:
         """Groups of ranks that must hold the same parameters, those of a piece; a group of one has no other."""
-        ranks = [rank for rank, place in enumerate(self.places) if place.role == TRAIN]
+        ranks = self.trainers
         return [[rank for rank in ranks if self.places[rank].piece == piece] for piece in range(self.pieces)]
 
 

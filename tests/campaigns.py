@@ -14,6 +14,10 @@ from typing import Any
 
 import psutil
 
+from bench.factors import CELL_FACTORS
+from bench.wire import CellSpec, RunSpec
+from strategies.places import Plan, data_parallel
+
 TOY = ("--workload", "toy", "--dataset", "synthetic", "--batch", "16", "--steps", "3", "--warmup-steps", "1")
 
 
@@ -120,47 +124,36 @@ def assert_none_left(folder: Path, *, seconds: float = 10) -> None:
     await_true(lambda: not workers(folder), seconds=seconds, what=f"ranks of {folder} still alive")
 
 
-def spec(folder: Path, data: Mapping[str, Any], **changes: Any) -> Any:
-    """A complete RunSpec of two DDP ranks on the CPU over the arrays of `data`."""
-    import dataclasses
+def spec(folder: Path, data: Mapping[str, Any], *, plan: Plan | None = None, **changes: Any) -> RunSpec:
+    """A complete RunSpec over the arrays of `data`: two DDP ranks on the CPU, or those of a plan.
 
-    from bench.wire import RunSpec
-
-    values = {
+    Changes are by name: a factor's is put into the cell, as are `options`, any other is a field of the run.
+    """
+    plan = plan or data_parallel(2)
+    cell = {factor.name: factor.default for factor in CELL_FACTORS}
+    cell |= {"strategy": "ddp", "precision": "fp32", "variant": "", "batch_global": 16, "devices": plan.devices}
+    cell |= {name: changes.pop(name) for name in list(changes) if name in cell}
+    run = {
         "run_id": folder.name,
         "folder": str(folder),
-        "store": str(folder / "rendezvous"),
+        "rendezvous": str(folder / "rendezvous"),
         "parent_pid": os.getpid(),
-        "strategy": "ddp",
         "strategy_files": (),
-        "processes": 2,
-        "devices_per_process": 1,
-        "replicas": 2,
         "device_kind": "cpu",
         "backend": "gloo",
         "threads_per_device": 1,
         "workload": "toy",
-        "data_pipeline": "resident",
         "loader_workers": 0,
         "synthetic": False,
-        "precision": "fp32",
-        "memory_format": "contiguous",
-        "compile": "off",
-        "options": {},
-        "batch_global": 16,
-        "accumulate": 1,
         "seed": 0,
         "warmup_steps": 1,
         "steps": 3,
         "epochs": 1,
         "whole_epoch": False,
-        "breakdown": False,
         "timeout_seconds": 90.0,
         **{name: str(path) for name, path in data.items()},
-        **changes,
     }
-    known = {field.name for field in dataclasses.fields(RunSpec)}
-    return RunSpec(**{name: value for name, value in values.items() if name in known})
+    return RunSpec(cell=CellSpec(cell, changes.pop("options", {}), plan.places), **run | changes)
 
 
 def save_arrays(folder: Path, *, workload: str = "toy") -> dict[str, Path]:

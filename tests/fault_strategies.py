@@ -25,8 +25,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from strategies.base import Plan
 from strategies.ddp import DDP
+from strategies.places import Asked, Plan
 
 PHASES = ("build", "first_step", "later_step", "close")
 LATER_STEP = 3
@@ -223,8 +223,8 @@ class Faulty(DDP):
         with torch.no_grad():
             next(iter(self.model.parameters())).add_(1.0)
 
-    def plan(self, devices: int, device_type: str) -> Plan:
-        return {"processes": devices} if self.fault.kind == "wrong_plan" else super().plan(devices, device_type)
+    def plan(self, asked: Asked) -> Plan:
+        return {"processes": asked.devices} if self.fault.kind == "wrong_plan" else super().plan(asked)
 
 
 def hang_on_purpose() -> None:

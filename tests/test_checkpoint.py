@@ -18,6 +18,7 @@ from bench.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, 
 from bench.run.launch import launch
 from bench.workloads.toy import Toy
 from strategies.base import Context
+from strategies.places import one_process
 from strategies.single import Single
 
 STATE = {"model": {"weight": torch.arange(5000.0)}, "optimizer": {"state": {}}}
@@ -165,7 +166,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strat
     model.load_state_dict(state["model"], strict=True)
     assert {tensor.device.type for tensor in state["model"].values()} == {"cpu"}
     # One rank, another strategy, from there: the same samples give the loss of the loaded weights.
-    one = {"strategy": "single", "processes": 1, "replicas": 1, "backend": ""}
+    one = {"strategy": "single", "plan": one_process(), "backend": ""}
     fresh = launch(spec(tmp_path / "fresh", arrays, **one))
     second = launch(spec(tmp_path / "one", arrays, initial_state=str(path), **one))
     assert second.status == fresh.status == "ok"
@@ -179,7 +180,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strat
 
     strategy = Single()
     workload = Toy()
-    context = Context(0, 1, (torch.device("cpu"),), workload.loss, (10,))
+    context = Context(0, one_process(), (torch.device("cpu"),), workload.loss, (10,))
     strategy.build(context, workload.make_model, workload.make_optimizer)
     load_checkpoint(path, strategy, workload="toy")
     for name, value in strategy.model.state_dict().items():

@@ -71,7 +71,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(tmp_path: Path, monkeypa
 
 FOLLOWER = """
 import os, sys, threading, time
-from bench import process
+from bench.worker import parent
 sys.platform = "darwin"
 parent._FOLLOW_SECONDS = 0.02
 parent.die_with_parent(os.getppid())

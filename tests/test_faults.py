@@ -148,7 +148,7 @@ def test_a_rank_that_raises_is_quoted(campaign: Path, table: dict[str, dict[str,
         ("like_a_peer_1", "1", "rank 1 in timed: RuntimeError: gloo: the socket of this test was closed"),
         ("wrong_type_0", "1", "rank 0 in gather: TypeError: forward_backward() returned a str; "
          "a tensor of one value, or None, is due"),
-        ("wrong_plan", "", "plan() failed: TypeError: it returned dict, not strategies.base.Plan"),
+        ("wrong_plan", "", "plan() failed: TypeError: it returned dict, not strategies.places.Plan"),
     ],
 )  # fmt: skip
 def test_a_rank_that_ends_without_a_word_is_named(
@@ -190,18 +190,18 @@ def test_memory_that_really_runs_out_is_oom(hung: Path) -> None:
     """Up to the process's own limit the allocator gives; then it refuses, in the middle of a step."""
     row = by_strategy(hung)["exhaust_own_1"]
     assert row["status"] == "oom"
-    assert "8 samples a replica did not fit on cpu of rank 1: " in row["reason"]
+    assert "8 samples per part did not fit on cpu of rank 1: " in row["reason"]
     assert "can't allocate memory" in row["reason"]
 
 
 def test_out_of_memory_names_batch_and_device_and_the_matrix_goes_on(table: dict[str, dict[str, str]]) -> None:
     assert table["oom_1"]["status"] == table["memory_0"]["status"] == "oom"
     assert table["oom_1"]["reason"] == (
-        "rank 1 in timed: OutOfMemoryError: 8 samples a replica did not fit on cpu of rank 1: "
+        "rank 1 in timed: OutOfMemoryError: 8 samples per part did not fit on cpu of rank 1: "
         "CUDA out of memory. Tried to allocate 20.00 GiB"
     )
     assert table["memory_0"]["reason"].startswith(
-        "rank 0 in build: RuntimeError: 8 samples a replica did not fit on cpu of rank 0: "
+        "rank 0 in build: RuntimeError: 8 samples per part did not fit on cpu of rank 0: "
     )
     assert "DefaultCPUAllocator: can't allocate memory" in table["memory_0"]["reason"]
 
@@ -410,13 +410,13 @@ def test_an_interface_that_does_not_exist_is_named_before_anything_starts(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_more_devices_than_cores_and_unequal_shards_are_refused(tmp_path: Path) -> None:
+def test_more_devices_than_cores_and_unequal_parts_are_refused(tmp_path: Path) -> None:
     done = run(toy(tmp_path / "out", devices="4096"), timeout=60)
     assert done.returncode == 2
     assert "4096" in done.stderr
     done = run(toy(tmp_path / "out", "--batch", "15"), timeout=60)
     assert done.returncode == 2
-    assert "a global batch of 15 does not divide into 2 replicas" in done.stderr
+    assert "a global batch of 15 does not divide into 2 parts" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

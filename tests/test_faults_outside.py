@@ -214,7 +214,7 @@ def test_an_interruption_before_the_first_run_is_quiet(tmp_path: Path) -> None:
         "import pathlib, time\n"
         "from strategies.ddp import DDP\n"
         "class Slow(DDP):\n"
-        "    def plan(self, devices, device_type):\n"
+        "    def plan(self, asked):\n"
         f"        pathlib.Path({str(mark)!r}).touch()\n"
         "        time.sleep(60)\n"
         "STRATEGIES = {'slow': Slow}\n"

@@ -21,6 +21,7 @@ from bench.run import interrupts, launch
 from bench.run.verdict import Frame, exit_name, judge, read_stack, timeout_reason
 from bench.wire import Measurement, RankError, error_path, heartbeat_path, measurement_path
 from bench.worker import parent
+from strategies.places import data_parallel
 
 NO_DATA = dict.fromkeys(("train_inputs", "train_targets", "test_inputs", "test_targets"), "")
 
@@ -289,10 +290,10 @@ def test_a_peers_failure_that_a_strategy_wraps_does_not_hide_the_killed_rank(run
 
 
 def test_out_of_memory_names_batch_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = spec(tmp_path, NO_DATA, device_kind="cuda", devices_per_process=2, replicas=2, batch_global=512)
+    gpu = spec(tmp_path, NO_DATA, plan=data_parallel(2, devices=2), device_kind="cuda", batch_global=512)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert parent.describe(torch.OutOfMemoryError("CUDA out of memory"), "oom", gpu, 1) == (
-        "256 samples a replica did not fit on cuda:2 and cuda:3 of rank 1: CUDA out of memory"
+        "256 samples per part did not fit on cuda:2 and cuda:3 of rank 1: CUDA out of memory"
     )
 
 

@@ -7,19 +7,19 @@ import torch
 
 from bench import workloads
 from bench.worker.batches import Samples, TrainingBatches
-from bench.worker.loader import FixedBatch, LoaderBatches, ShardSampler
+from bench.worker.loader import FixedBatch, LoaderBatches, PartSampler
 
 
-def resident(*, shard: int = 0, shards: int = 1) -> TrainingBatches:
+def resident(*, part: int = 0, parts: int = 1) -> TrainingBatches:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return TrainingBatches(Samples(images, torch.arange(50)), workloads.load("resnet50-cifar10"), 8, shard, shards, 3)
+    return TrainingBatches(Samples(images, torch.arange(50)), workloads.load("resnet50-cifar10"), 8, part, parts, 3)
 
 
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_it_reads_the_resident_pipeline_s_samples(workers: int, shard: int) -> None:
-    batches = resident(shard=shard, shards=2)
+def test_it_reads_the_resident_pipeline_s_samples(workers: int, part: int) -> None:
+    batches = resident(part=part, parts=2)
     loader = LoaderBatches(batches, workers=workers, pin_memory=False)
     for epoch in (1, 2):
         expected = list(batches.epoch(epoch, steps=6))
@@ -39,7 +39,7 @@ def test_an_epoch_cut_short_begins_anew() -> None:
 
 
 def test_the_sampler_counts_what_it_yields() -> None:
-    sampler = ShardSampler(resident(shard=1, shards=2))
+    sampler = PartSampler(resident(part=1, parts=2))
     assert len(list(sampler)) == len(sampler) == 24
 
 

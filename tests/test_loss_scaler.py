@@ -5,53 +5,58 @@ from __future__ import annotations
 import torch
 from truth_ranks import built, data
 
-from bench.worker.account import parameter_hash
-from bench.worker.build import _count_steps
-from strategies.base import Plan
+from strategies.places import one_process
 
 
 def test_a_skipped_step_changes_nothing_and_is_counted() -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
-    strategy = built("single", plan, 0, model="plain", precision="amp-fp16")
-    taken = _count_steps(strategy)
+    strategy = built("single", one_process(), 0, model="plain", precision="amp-fp16")
     inputs, targets = data()
-    hashes = [parameter_hash(strategy)]
+    hashes = [strategy.fingerprint()]
     for step in range(3):
         strategy.forward_backward([(inputs[step], targets[step])])
         if step == 1:
             next(strategy.model.parameters()).grad[0] = torch.inf
         strategy.apply()
-        hashes.append(parameter_hash(strategy))
-    assert taken == [2]
+        hashes.append(strategy.fingerprint())
+    assert strategy.skipped_steps() == 1
+    assert strategy.skipped_steps() == 0, "it is counted since it was last asked"
     assert hashes[1] != hashes[0]
     assert hashes[2] == hashes[1]
     assert hashes[3] != hashes[2]
 
 
 def test_a_fused_optimizer_skips_in_its_own_kernel_and_is_counted() -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
-    strategy = built("single_tuned", plan, 0, model="plain", precision="amp-fp16")
-    taken = _count_steps(strategy)
+    strategy = built("single_tuned", one_process(), 0, model="plain", precision="amp-fp16")
     inputs, targets = data()
     for step in range(3):
         strategy.forward_backward([strategy.place(inputs[step], targets[step])])
         if step == 1:
             next(strategy.model.parameters()).grad[0] = torch.inf
-        before = parameter_hash(strategy)
+        before = strategy.fingerprint()
         strategy.apply()
-        assert (parameter_hash(strategy) == before) == (step == 1)
-    assert int(taken[0]) == 2
+        assert (strategy.fingerprint() == before) == (step == 1)
+    assert strategy.skipped_steps() == 1
+
+
+def test_what_warm_up_skipped_is_forgotten_by_restore() -> None:
+    strategy = built("single", one_process(), 0, model="plain", precision="amp-fp16")
+    inputs, targets = data()
+    start = strategy.snapshot()
+    strategy.forward_backward([(inputs[0], targets[0])])
+    next(strategy.model.parameters()).grad[0] = torch.inf
+    strategy.apply()
+    strategy.restore(start)
+    assert strategy.skipped_steps() == 0
 
 
 def test_a_snapshot_can_be_restored_twice() -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
-    strategy = built("single", plan, 0, model="plain", precision="fp32")
+    strategy = built("single", one_process(), 0, model="plain", precision="fp32")
     inputs, targets = data()
 
     def step() -> str:
         strategy.forward_backward([(inputs[0], targets[0])])
         strategy.apply()
-        return parameter_hash(strategy)
+        return strategy.fingerprint()
 
     step()
     middle = strategy.snapshot()
@@ -62,23 +67,21 @@ def test_a_snapshot_can_be_restored_twice() -> None:
 
 
 def test_loaded_momentum_takes_the_layout_of_its_parameter() -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
-    contiguous = built("single", plan, 0, model="plain", precision="fp32")
+    contiguous = built("single", one_process(), 0, model="plain", precision="fp32")
     inputs, targets = data()
     contiguous.forward_backward([(inputs[0], targets[0])])
     contiguous.apply()
-    tuned = built("single_tuned", plan, 0, model="plain", precision="fp32")
+    tuned = built("single_tuned", one_process(), 0, model="plain", precision="fp32")
     tuned.load_bare_state(contiguous.bare_state())
     for parameter, kept in tuned.optimizer.state.items():
         assert kept["momentum_buffer"].stride() == parameter.stride()
-    assert parameter_hash(tuned) == parameter_hash(contiguous)
+    assert tuned.fingerprint() == contiguous.fingerprint()
 
 
 def test_without_a_scaler_nothing_is_counted() -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
-    strategy = built("single", plan, 0, model="plain", precision="fp32")
-    taken = _count_steps(strategy)
+    strategy = built("single", one_process(), 0, model="plain", precision="fp32")
     inputs, targets = data()
     strategy.forward_backward([(inputs[0], targets[0])])
     strategy.apply()
-    assert taken == [0]
+    assert strategy.skipped_steps() == 0
+    assert not strategy.optimizer._optimizer_step_post_hooks

@@ -1,4 +1,4 @@
-"""The resident pipeline: which samples each shard sees in which order, and that pixels are torchvision's."""
+"""The resident pipeline: which samples each part sees in which order, and that pixels are torchvision's."""
 
 import numpy as np
 import pytest
@@ -30,17 +30,17 @@ def numbered(count=COUNT):
     return Samples(torch.arange(1, count + 1).view(-1, 1), torch.arange(count))
 
 
-def batches(shard=0, shards=1, *, seed=0, workload=None):
-    return TrainingBatches(numbered(), workload or Numbers(), BATCH, shard, shards, seed)
+def batches(part=0, parts=1, *, seed=0, workload=None):
+    return TrainingBatches(numbered(), workload or Numbers(), BATCH, part, parts, seed)
 
 
-def seen(epoch=1, *, shards=1, steps=None, seed=0):
-    """By step, the inputs and targets of all shards one after another."""
-    parts = [batches(shard, shards, seed=seed) for shard in range(shards)]
-    steps = parts[0].steps_per_epoch if steps is None else steps
+def seen(epoch=1, *, parts=1, steps=None, seed=0):
+    """By step, the inputs and targets of all parts one after another."""
+    sources = [batches(part, parts, seed=seed) for part in range(parts)]
+    steps = sources[0].steps_per_epoch if steps is None else steps
     found = []
-    for step in zip(*(part.epoch(epoch, steps=steps) for part in parts), strict=True):
-        assert [len(inputs) for inputs, _ in step] == [BATCH // shards] * shards
+    for step in zip(*(source.epoch(epoch, steps=steps) for source in sources), strict=True):
+        assert [len(inputs) for inputs, _ in step] == [BATCH // parts] * parts
         found.append((torch.cat([inputs for inputs, _ in step]), torch.cat([targets for _, targets in step])))
     return found
 
@@ -60,9 +60,9 @@ def test_an_epochs_order_is_a_permutation_and_half_is_mirrored(epoch):
     assert abs(int(mirror.sum()) - 5000) < 200
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 4])
-def test_every_sample_is_seen_exactly_once_with_those_dropped(shards):
-    used = targets_of(seen(shards=shards))
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_every_sample_is_seen_exactly_once_with_those_dropped(parts):
+    used = targets_of(seen(parts=parts))
     dropped = epoch_order(COUNT, seed=0, epoch=1)[0][len(used) :].tolist()
     assert len(dropped) == COUNT % BATCH
     assert sorted(used + dropped) == list(range(COUNT))
@@ -80,11 +80,11 @@ def test_neighbouring_seeds_do_not_share_an_epoch():
     assert len(orders) == 25
 
 
-@pytest.mark.parametrize("shards", [2, 3, 4, 6])
-def test_the_shards_of_a_step_are_the_single_devices_batch_in_its_order_and_mirrored_alike(shards):
-    whole, parts = seen(), seen(shards=shards)
-    assert len(parts) == len(whole) == COUNT // BATCH
-    for (inputs, targets), (own_inputs, own_targets) in zip(whole, parts, strict=True):
+@pytest.mark.parametrize("parts", [2, 3, 4, 6])
+def test_the_parts_of_a_step_are_the_single_devices_batch_in_its_order_and_mirrored_alike(parts):
+    whole, cut = seen(), seen(parts=parts)
+    assert len(cut) == len(whole) == COUNT // BATCH
+    for (inputs, targets), (own_inputs, own_targets) in zip(whole, cut, strict=True):
         assert torch.equal(own_inputs, inputs)
         assert torch.equal(own_targets, targets)
     assert any((inputs < 0).any() for inputs, _ in whole)
@@ -108,12 +108,12 @@ def test_a_workload_that_does_not_augment_is_never_mirrored():
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [1, 5, 50, 101])
-def test_evaluation_takes_every_test_sample_exactly_once_over_all_shards(shards, count):
+def test_evaluation_takes_every_test_sample_exactly_once_over_all_parts(parts, count):
     found = []
-    for shard in range(shards):
-        for inputs, targets in evaluation_batches(numbered(count), Numbers(), batch=10, shard=shard, shards=shards):
+    for part in range(parts):
+        for inputs, targets in evaluation_batches(numbered(count), Numbers(), batch=10, part=part, parts=parts):
             assert 1 <= len(inputs) <= 10
             assert (inputs > 0).all()
             found += targets.tolist()
@@ -121,11 +121,11 @@ def test_evaluation_takes_every_test_sample_exactly_once_over_all_shards(shards,
 
 
 def test_evaluation_shares_differ_by_one_sample_at_most():
-    def share(shard):
-        parts = evaluation_batches(numbered(101), Numbers(), batch=10, shard=shard, shards=7)
-        return sum(len(targets) for _, targets in parts)
+    def share(part):
+        taken = evaluation_batches(numbered(101), Numbers(), batch=10, part=part, parts=7)
+        return sum(len(targets) for _, targets in taken)
 
-    sizes = [share(shard) for shard in range(7)]
+    sizes = [share(part) for part in range(7)]
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -12,11 +12,12 @@ from bench.view.listing import LISTS, lines
 from strategies import BUILT_IN, Registry, RegistryError
 from strategies.base import Plan, Strategy
 from strategies.ddp import DDP
+from strategies.places import one_process
 
 
 class Installed(Strategy):
-    def plan(self, devices, device_type):
-        return Plan(1, devices, 1)
+    def plan(self, asked):
+        return one_process(asked.devices)
 
 
 class Unfinished(Strategy):

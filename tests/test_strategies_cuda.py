@@ -16,6 +16,7 @@ from bench.worker.state import make_timer
 from bench.worker.timing import BreakdownTimer, ClockTimer, EventTimer
 from strategies import BUILT_IN, Registry
 from strategies.base import Context
+from strategies.places import Place, data_parallel, one_process
 from strategies.sync_batch_norm import SyncBatchNorm
 
 SIX = ("single", "dp", "ddp", "ddp_amp", "ddp_syncbn", "ddp_mp")
@@ -30,8 +31,8 @@ CPU = (torch.device("cpu"),)
 
 
 def context(devices, **changes):
-    values = {"rank": 0, "world_size": 1, "devices": devices, "loss": nn.functional.mse_loss, "input_shape": (4,)}
-    return Context(**(values | changes))
+    values = {"rank": 0, "plan": one_process(), "devices": devices, "loss": nn.functional.mse_loss}
+    return Context(**(values | {"input_shape": (4,)} | changes))
 
 
 def strategy(name, devices, **changes):
@@ -164,7 +165,7 @@ def test_synchronised_batch_norm_is_torchs_on_cuda_and_the_suites_own_on_cpu():
 @pytest.mark.parametrize("precision", ["fp32", "tf32", *AMP])
 def test_the_loss_scaler_scales_for_float16_alone(devices, precision, monkeypatch):
     scaler = Recorder()
-    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+    monkeypatch.setattr("strategies.context.CountingScaler", scaler)
     context(devices, precision=precision).make_scaler()
     assert scaler.calls == [((devices[0].type,), {"enabled": precision == "amp-fp16"})]
 
@@ -190,7 +191,7 @@ def test_default_precisions_by_device():
 def test_every_default_precision_is_one_the_strategy_runs_at(name):
     found = Registry.collect().load(name)
     assert set(found.default_precision) == {"cpu", "cuda"}
-    assert set(found.default_precision.values()) <= set(found.precisions)
+    assert not found.precisions or set(found.default_precision.values()) <= set(found.precisions)
 
 
 @pytest.fixture
@@ -220,25 +221,32 @@ def test_fp32_is_ieee_everywhere_and_tf32_is_asked_for(precision, allowed):
 def cuda(monkeypatch):
     """Fakes of what a rank asks of torch; returns what was called."""
     called = SimpleNamespace(set_device=Recorder(), synchronize=Recorder(), threads=Recorder(), group=Recorder())
+    called.own_group, called.all_reduce = Recorder("the harness's own"), Recorder()
     monkeypatch.setattr(torch.cuda, "set_device", called.set_device)
     monkeypatch.setattr(torch.cuda, "synchronize", called.synchronize)
     monkeypatch.setattr(torch, "set_num_threads", called.threads)
     monkeypatch.setattr(rank_module.dist, "init_process_group", called.group)
+    monkeypatch.setattr(rank_module.dist, "new_group", called.own_group)
+    monkeypatch.setattr(rank_module.dist, "all_reduce", called.all_reduce)
     monkeypatch.setattr(rank_module.dist, "FileStore", lambda path, size: (path, size))
     return called
 
 
-def make_rank(monkeypatch, *, local, rank, size, devices, kind="cuda", replicas=None, store="folder/rendezvous"):
+def parallel(ranks, devices=1):
+    return data_parallel(ranks, devices=devices).places
+
+
+def make_rank(monkeypatch, *, local, rank, places, kind="cuda", rendezvous="folder/rendezvous"):
+    size = len(places)
     for name, value in (("LOCAL_RANK", local), ("RANK", rank), ("WORLD_SIZE", size)):
         monkeypatch.setenv(name, str(value))
     spec = SimpleNamespace(
         device_kind=kind,
-        devices_per_process=devices,
         threads_per_device=3,
         backend=backend(kind),
-        store=store,
+        rendezvous=rendezvous,
         timeout_seconds=60.0,
-        ranks_per_replica=max(1, size // (replicas or size)),
+        cell=SimpleNamespace(places=places),
     )
     return Rank.from_environment(spec)
 
@@ -248,31 +256,38 @@ def make_rank(monkeypatch, *, local, rank, size, devices, kind="cuda", replicas=
     [(0, 1, (0,)), (3, 1, (3,)), (0, 4, (0, 1, 2, 3)), (0, 2, (0, 1)), (1, 2, (2, 3)), (3, 2, (6, 7))],
 )
 def test_a_processs_gpus_follow_its_local_rank(local, devices, expected, cuda, monkeypatch):
-    made = make_rank(monkeypatch, local=local, rank=local, size=4, devices=devices)
+    made = make_rank(monkeypatch, local=local, rank=local, places=parallel(4, devices))
     assert made.devices == gpus(*expected)
     assert cuda.set_device.calls == [((made.devices[0],), {})]
     assert cuda.threads.calls == [((3,), {})]
 
 
 def test_the_second_machines_ranks_use_its_own_gpus(cuda, monkeypatch):
-    made = make_rank(monkeypatch, local=1, rank=5, size=8, devices=1)
-    assert (made.rank, made.world_size, made.devices, made.shard) == (5, 8, gpus(1), 5)
+    made = make_rank(monkeypatch, local=1, rank=5, places=parallel(8))
+    assert (made.rank, made.world_size, made.devices, made.place.part) == (5, 8, gpus(1), 5)
 
 
-def test_ranks_of_one_replica_read_the_same_shard(cuda, monkeypatch):
-    shards = [make_rank(monkeypatch, local=r, rank=r, size=4, devices=1, replicas=2).shard for r in range(4)]
-    assert shards == [0, 0, 1, 1]
+def test_ranks_of_one_copy_read_the_same_part(cuda, monkeypatch):
+    places = tuple(Place(part=rank // 2, piece=rank % 2) for rank in range(4))
+    made = [make_rank(monkeypatch, local=rank, rank=rank, places=places) for rank in range(4)]
+    assert [rank.place.part for rank in made] == [0, 0, 1, 1]
+
+
+def test_gpus_are_counted_where_ranks_have_unlike_numbers_of_them(cuda, monkeypatch):
+    places = (Place(devices=3, part=0), Place(devices=1, part=1), Place(devices=2, part=2))
+    made = [make_rank(monkeypatch, local=rank, rank=rank, places=places).devices for rank in range(3)]
+    assert made == [gpus(0, 1, 2), gpus(3), gpus(4, 5)]
 
 
 def test_a_cpu_rank_touches_no_gpu(cuda, monkeypatch):
-    made = make_rank(monkeypatch, local=1, rank=1, size=2, devices=2, kind="cpu")
+    made = make_rank(monkeypatch, local=1, rank=1, places=parallel(2, 2), kind="cpu")
     made.synchronize()
     assert made.devices == CPU * 2
     assert cuda.set_device.calls == cuda.synchronize.calls == []
 
 
 def test_synchronize_waits_for_every_gpu_of_the_process(cuda, monkeypatch):
-    make_rank(monkeypatch, local=1, rank=1, size=2, devices=2).synchronize()
+    make_rank(monkeypatch, local=1, rank=1, places=parallel(2, 2)).synchronize()
     assert cuda.synchronize.calls == [((device,), {}) for device in gpus(2, 3)]
 
 
@@ -280,7 +295,7 @@ def test_synchronize_waits_for_every_gpu_of_the_process(cuda, monkeypatch):
     ("kind", "devices", "bound"), [("cuda", 1, gpus(1)[0]), ("cuda", 2, None), ("cpu", 1, None), ("cpu", 2, None)]
 )
 def test_a_group_is_bound_to_a_gpu_only_where_its_process_has_one_alone(kind, devices, bound, cuda, monkeypatch):
-    made = make_rank(monkeypatch, local=1, rank=1, size=2, devices=devices, kind=kind)
+    made = make_rank(monkeypatch, local=1, rank=1, places=parallel(2, devices), kind=kind)
     made.start_group()
     ((_, keywords),) = cuda.group.calls
     assert keywords["backend"] == ("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
@@ -288,11 +303,13 @@ def test_a_group_is_bound_to_a_gpu_only_where_its_process_has_one_alone(kind, de
     assert keywords["timeout"] == timedelta(seconds=60)
     assert keywords["store"] == ("folder/rendezvous", 2)
     assert (keywords["rank"], keywords["world_size"]) == (1, 2)
+    assert cuda.own_group.calls == [((), {"backend": "gloo", "timeout": timedelta(seconds=60)})]
+    assert [keywords for _, keywords in cuda.all_reduce.calls] == [{"group": "the harness's own"}]
 
 
 def test_under_torchrun_the_group_takes_its_place_from_the_environment(cuda, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    make_rank(monkeypatch, local=0, rank=0, size=2, devices=1, store="env://").start_group()
+    make_rank(monkeypatch, local=0, rank=0, places=parallel(2), rendezvous="env://").start_group()
     ((_, keywords),) = cuda.group.calls
     assert keywords["init_method"] == "env://"
     assert "store" not in keywords

@@ -80,7 +80,7 @@ def test_headline_timers_add_up_steps_waits_and_the_whole_region(kind, bench):
     assert timing.steps == pytest.approx([4.5, 6.25])
     assert timing.data_wait == pytest.approx([1.0, 2.0])
     assert timing.forward_backward is None
-    assert timing.optimizer is None
+    assert timing.apply is None
 
 
 def test_breakdown_timer_separates_the_phases_of_a_step(bench):
@@ -89,8 +89,8 @@ def test_breakdown_timer_separates_the_phases_of_a_step(bench):
     assert timing.steps == pytest.approx([4.5, 6.25])
     assert timing.data_wait == pytest.approx([1.0, 2.0])
     assert timing.forward_backward == pytest.approx([3.0, 4.0])
-    assert timing.optimizer == pytest.approx([0.5, 0.25])
-    parts = zip(timing.data_wait, timing.forward_backward, timing.optimizer, strict=True)
+    assert timing.apply == pytest.approx([0.5, 0.25])
+    parts = zip(timing.data_wait, timing.forward_backward, timing.apply, strict=True)
     for phases, step in zip(parts, timing.steps, strict=True):
         assert sum(phases) == pytest.approx(step)
 

@@ -13,14 +13,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import truth_ranks
 from torch import nn
-from truth_ranks import STEPS, built, data, plan_for, train
+from truth_ranks import STEPS, built, data, plan_for, runs_at, train
 
 from strategies import Registry
 from strategies.base import Plan, Strategy, Unsupported
+from strategies.places import Asked, one_process
 
 NAMES = list(Registry.collect().entries)
 GROUPED = [name for name in NAMES if plan_for(Registry.collect().load(name)(), 2)]
-FP32 = [name for name in GROUPED if "fp32" in Registry.collect().load(name).precisions]
+FP32 = [name for name in GROUPED if runs_at(name, "fp32")]
 # bfloat16 keeps 8 bits of a number: 2**-8 = 0.4 % each, and a few of them in a row.
 TOLERANCES = {"fp32": 1e-5, "amp-bf16": 3e-2}
 
@@ -50,7 +51,7 @@ def group_of_one() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def alone() -> dict[Any, dict[str, Any]]:
     """`single` on the same global batches, by model and precision."""
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
+    plan = one_process()
     return {
         (model, precision): train(built("single", plan, 0, model=model, precision=precision), plan, 0)
         for model in truth_ranks.MODELS
@@ -132,6 +133,26 @@ def test_accumulation_exchanges_gradients_once_a_step(name: str, ranks: list[dic
         assert count[1] == count[2] == count[4]
 
 
+@pytest.mark.parametrize("case", truth_ranks.TRAFFIC)
+@pytest.mark.parametrize("name", GROUPED)
+def test_traffic_is_what_gloo_was_given(name: str, case: str, ranks: list[dict[str, Any]]) -> None:
+    for said, counted in (rank[name]["traffic"][case] for rank in ranks):
+        assert counted["all_reduce"] > 0
+        assert said == counted
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_checkpoint_has_the_same_buffers_from_every_rank(name: str, ranks: list[dict[str, Any]]) -> None:
+    """Each rank's statistics are of its own samples unless they are synchronised; rank 0's are what counts."""
+    key = next(key for key in ranks[0][name] if isinstance(key, tuple) and key[0] == "normed")
+    first, second = (rank[name][key] for rank in ranks)
+    own = torch.equal(first["buffers"]["1.running_mean"], second["buffers"]["1.running_mean"])
+    assert own == (name == "ddp_syncbn")
+    for buffer, value in first["buffers"].items():
+        assert torch.equal(first["state"]["model"][buffer], value)
+        assert torch.equal(second["state"]["model"][buffer], value)
+
+
 @pytest.mark.parametrize("name", GROUPED)
 def test_gradients_are_zeroed_by_apply(name: str, ranks: list[dict[str, Any]]) -> None:
     assert all(rank[name]["accumulated"]["zeroed"] for rank in ranks)
@@ -170,7 +191,7 @@ def test_a_checkpoint_loads_into_any_other_strategy(name: str, ranks: list[dict[
     """Into `single` here, parameters and momentum, and on from there with the losses of the strategy that goes on."""
     usual = next(key for key in ranks[0][name] if isinstance(key, tuple) and key[0] == "plain")
     state = ranks[0][name][usual]["state"]
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
+    plan = one_process()
     strategy = built("single", plan, 0, model="plain", precision="fp32")
     strategy.load_bare_state(state)
     for key, value in strategy.bare_state()["model"].items():
@@ -189,18 +210,19 @@ def test_conformance(name: str) -> None:
     assert isinstance(strategy, Strategy)
     supported, reasons = 0, []
     for kind in ("cpu", "cuda"):
-        assert strategy.default_precision[kind] in strategy.precisions
+        assert runs_at(name, strategy.default_precision[kind])
         for devices in range(1, 9):
             try:
-                plan = strategy.plan(devices, kind)
+                plan = strategy.plan(Asked(devices, kind, strategy.default_options))
             except Unsupported as error:
                 reasons.append(str(error))
                 continue
             supported += 1
-            assert plan == strategy.plan(devices, kind)
-            assert plan.processes * plan.devices_per_process == devices
+            assert isinstance(plan, Plan)
+            assert plan == strategy.plan(Asked(devices, kind, strategy.default_options))
+            assert sum(place.devices for place in plan.places) == devices
             assert plan.replicas >= 1
-            assert plan.shards * plan.ranks_per_replica == plan.processes
+            assert sorted(rank for part in range(plan.read_parts) for rank in plan.readers(part)) == plan.trainers
     assert supported
     assert all(len(reason) > 10 for reason in reasons)
 
@@ -225,7 +247,7 @@ def test_restore_goes_back_to_the_snapshot(name: str, group_of_one: None) -> Non
 
 def test_the_halves_of_a_split_resnet_are_near_equal() -> None:
     from bench import workloads
-    from strategies.base import sequence_of
+    from strategies.layers import sequence_of
     from strategies.model_parallel import layer_costs, split_point
 
     costs = layer_costs(sequence_of(workloads.load("resnet50-cifar10").make_model()), (3, 32, 32))
@@ -233,8 +255,8 @@ def test_the_halves_of_a_split_resnet_are_near_equal() -> None:
     assert 0.45 < sum(costs[:cut]) / sum(costs) < 0.55
 
 
-def test_unequal_shards_are_refused() -> None:
-    """A batch that does not divide never reaches a strategy: its shards would be of unequal weight."""
+def test_unequal_parts_are_refused() -> None:
+    """A batch that does not divide never reaches a strategy: its parts would be of unequal weight."""
     from bench.worker.batches import Samples, TrainingBatches
     from bench.workloads import load
 
@@ -247,7 +269,7 @@ def test_unequal_shards_are_refused() -> None:
 
 
 def test_data_parallel_on_one_cpu_is_single(alone: dict[Any, dict[str, Any]], tmp_path: Path) -> None:
-    plan = Plan(processes=1, devices_per_process=1, replicas=1)
+    plan = one_process()
     found = train(built("dp", plan, 0, model="plain", precision="fp32"), plan, 0)
     assert found["losses"] == alone["plain", "fp32"]["losses"]
     assert found["hash"] == alone["plain", "fp32"]["hash"]

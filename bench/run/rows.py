@@ -149,7 +149,7 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
     gate = gates.run_gate(epoch, plan, expected_samples=expected, test_count=facts.data.test_count)
     invalid = {} if gate == gates.PASSED else {"status": INVALID, "reason": gate}
     samples = gates.samples(epoch, plan)
-    maxima = step_maxima(epoch.step_seconds)
+    maxima = step_maxima([epoch.step_seconds[rank] for rank in plan.trainers])
     mean = statistics.fmean(maxima)
     rate = throughput(samples, epoch.timed_seconds)
     return {
@@ -177,7 +177,7 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
         "loss_last": epoch.loss_last,
         "test_accuracy": epoch.correct / epoch.evaluated if epoch.correct is not None and epoch.evaluated else None,
         "skipped_steps": epoch.skipped_steps,
-        "parameter_hash": epoch.parameter_hashes[0],
+        "parameter_hash": epoch.parameter_hashes[plan.trainers[0]],
         "gate": gate,
         **_arithmetic(facts, cell, run.flops_per_sample, rate),
         **invalid,

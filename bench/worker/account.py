@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-import torch
 
 from bench.checkpoint import save_checkpoint
 from bench.wire import EpochMeasurement, Measurement
 from bench.worker.flops import flops_per_sample
-from bench.worker.state import RunState
-from strategies.base import Strategy
-
-
-def parameter_hash(strategy: Strategy) -> str:
-    """sha256 over the parameters' bytes in the order of their names, first 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(strategy.model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+from bench.worker.state import BareParameter, RunState
 
 
 def write_checkpoint(run: RunState) -> None:
-    """Rank 0 writes the bare model and optimizer, where the run was asked to; the others wait."""
+    """Rank 0 writes the bare model and optimizer, where the run was asked to; all ranks gather them."""
     if not run.spec.checkpoint:
         return
-    run.strategy.share_buffers()
+    run.strategy.settle()
     state = run.strategy.bare_state()
     if run.rank.rank == 0:
         save_checkpoint(Path(run.spec.checkpoint), state, workload=run.spec.workload, epoch=run.spec.epochs)
@@ -58,9 +47,9 @@ def pss_bytes() -> int | None:
         return None
 
 
-def gradient_bytes(strategy: Strategy) -> int:
+def gradient_bytes(parameters: Iterable[BareParameter]) -> int:
     """Bytes of the gradients of one replica: as many as its trainable parameters have."""
-    return sum(p.numel() * p.element_size() for p in strategy.model.parameters() if p.requires_grad)
+    return sum(parameter.count * parameter.element_bytes for parameter in parameters if parameter.trains)
 
 
 def gather_run(
@@ -75,21 +64,21 @@ def gather_run(
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
     rss, pss = peak_rss_bytes(), pss_bytes()
-    times = (launch_seconds, init_seconds, build_seconds, warmup_seconds, compile_seconds or 0.0)
-    ranks = run.rank.gather((times, run.peaks, rss, pss))
-    launch, init, building, warmup, compiling = (max(column) for column in zip(*(r[0] for r in ranks), strict=True))
+    times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
+    ranks = run.rank.gather((times, run.peaks, rss, pss, gradient_bytes(run.parameters), compile_seconds))
+    launch, init, building, warmup = (max(column) for column in zip(*(rank[0] for rank in ranks), strict=True))
     return Measurement(
         epochs=epochs,
         launch_seconds=launch,
         init_seconds=init,
         build_seconds=building,
         warmup_seconds=warmup,
-        compile_seconds=compiling if compile_seconds is not None else None,
+        compile_seconds=max((rank[5] for rank in ranks if rank[5] is not None), default=None),
         flops_per_sample=flops_per_sample(run.spec.workload) if run.spec.count_flops and run.rank.rank == 0 else None,
         peak_memory_bytes=[value for rank in ranks for value in rank[1]],
         host_peak_rss_bytes=sum(rank[2] for rank in ranks),
         host_pss_bytes=None if any(rank[3] is None for rank in ranks) else sum(rank[3] for rank in ranks),
-        gradient_bytes=gradient_bytes(run.strategy),
+        gradient_bytes=max(rank[4] for rank in ranks),
         details=dict(run.strategy.details()),
         warnings=list(run.strategy.warnings()),
     )

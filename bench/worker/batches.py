@@ -90,6 +90,16 @@ class TrainingBatches:
             yield inputs, self.samples.targets[chosen]
 
 
+def split(batch: tuple[Tensor, Tensor], accumulate: int) -> list[tuple[Tensor, Tensor]]:
+    """Cut one batch into `accumulate` micro-batches of equal size. Raises ValueError where it does not divide."""
+    inputs, targets = batch
+    if accumulate == 1:
+        return [(inputs, targets)]
+    if len(inputs) % accumulate:
+        raise ValueError(f"{len(inputs)} samples do not divide into {accumulate} micro-batches")
+    return list(zip(inputs.chunk(accumulate), targets.chunk(accumulate), strict=True))
+
+
 def evaluation_batches(
     samples: Samples, workload: Workload, *, batch: int, part: int, parts: int
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,26 +10,23 @@ from torch import Tensor
 
 from bench.heartbeat import Heartbeat
 from bench.wire import EpochMeasurement
-from bench.worker.account import parameter_hash
 from bench.worker.batches import Counted
 from bench.worker.exchange import communication
-from bench.worker.loop import run_steps
 from bench.worker.state import RunState, make_timer
+from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing
 
 WARMUP_EPOCH = 0
 
 
 def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
-    """Real steps, untimed; then model, optimizer, scaler and random numbers go back to their start.
+    """Real steps, untimed; then all that training changes and the random numbers go back to their start.
 
     Returns the seconds of the first step where the run is compiled, None otherwise.
     """
     timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
     batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
-    timing, _ = run_steps(
-        run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat
-    )
+    timing, _ = run_stretch(run, batches, timer=timer, heartbeat=heartbeat)
     run.strategy.restore(run.start)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
@@ -48,15 +45,12 @@ class Timed:
 
 def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
     """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
-    run.steps_taken[0] = 0
     gpus = [device for device in run.rank.devices if device.type == "cuda"]
     # Training's own peak: what warm-up tried out and what evaluation needs are no part of it.
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
     batches = Counted(run.batches.epoch(epoch, steps=run.spec.steps))
-    timing, losses = run_steps(
-        run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=make_timer(run), heartbeat=heartbeat
-    )
+    timing, losses = run_stretch(run, batches, timer=make_timer(run), heartbeat=heartbeat)
     before = run.peaks or [0] * len(gpus)
     run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
     return Timed(timing, losses, batches.samples)
@@ -66,17 +60,18 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     """What all ranks measured of one epoch, after the clock has stopped."""
     timing, losses = timed.timing, timed.losses
     own = _scalars(losses)
+    run.strategy.settle()
     mine = {
         "timing": timing,
         "losses": own,
         "samples": timed.samples,
-        "hash": parameter_hash(run.strategy),
-        "skipped": len(losses) - int(run.steps_taken[0]) if run.strategy.scaler.is_enabled() else 0,
+        "hash": run.strategy.fingerprint(),
+        "skipped": run.strategy.skipped_steps(),
     }
     exchange = communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
     by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
-    if losses and not by_rank:
+    if any(rank["samples"] for rank in ranks) and not by_rank:
         raise TypeError("forward_backward() returned None on every rank; one must return the mean loss")
     finite = all(math.isfinite(loss) for rank in by_rank for loss in rank)
     timings: list[Timing] = [rank["timing"] for rank in ranks]
@@ -92,7 +87,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         skipped_steps=max(rank["skipped"] for rank in ranks),
         parameter_hashes=[rank["hash"] for rank in ranks],
         forward_backward=_totals([timing.forward_backward for timing in timings]),
-        optimizer=_totals([timing.optimizer for timing in timings]),
+        optimizer=_totals([timing.apply for timing in timings]),
         **exchange,
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.worker.loop import run_steps
 from bench.worker.state import RunState, make_timer
+from bench.worker.stretch import run_stretch
 from bench.worker.timing import Timing
 from bench.worker.trace import communication_seconds
 from strategies.base import Unsupported
@@ -27,18 +27,16 @@ def communication(run: RunState, epoch: int, timing: Timing) -> dict[str, Any]:
     if not run.spec.breakdown or timing.forward_backward is None:
         return {}
     after = run.strategy.snapshot()
-    run.strategy.exchange = False
     try:
-        without = _silent_steps(run, epoch, run.spec.steps)
+        with run.strategy.without_exchange():
+            without = _silent_steps(run, epoch, run.spec.steps)
     except Unsupported:
         # Some variants cannot leave the exchange out; their breakdown has no such column.
         return {}
     finally:
         # Replicas drifted apart in this pass: what follows goes on from where the timed epoch ended.
-        run.strategy.exchange = True
         run.strategy.restore(after)
-    assert without.forward_backward is not None
-    difference = torch.tensor(timing.forward_backward).median() - torch.tensor(without.forward_backward).median()
+    difference = _median(timing.forward_backward) - _median(without.forward_backward)
     steps = min(PROFILED_STEPS, run.spec.steps)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (run.rank.devices[0].type == "cuda")
     with profile(activities=activities) as profiled:
@@ -46,8 +44,8 @@ def communication(run: RunState, epoch: int, timing: Timing) -> dict[str, Any]:
     run.strategy.restore(after)
     if run.spec.trace and run.rank.rank == 0:
         profiled.export_chrome_trace(str(Path(run.spec.folder) / "trace.json.gz"))
-    ranks = run.rank.gather((float(difference), *(seconds / steps for seconds in communication_seconds(profiled))))
-    by_difference, everything, exposed = (max(column) * len(timing.steps) for column in zip(*ranks, strict=True))
+    ranks = run.rank.gather((difference, *(seconds / steps for seconds in communication_seconds(profiled))))
+    by_difference, everything, exposed = (max(column) * run.spec.steps for column in zip(*ranks, strict=True))
     return {"exposed_comm": max(0.0, by_difference), "comm_trace": everything, "exposed_comm_trace": exposed}
 
 
@@ -60,5 +58,9 @@ def _silent_steps(run: RunState, epoch: int, steps: int) -> Timing:
 
     batches = run.batches.epoch(epoch, steps=steps)
     heartbeat: Any = Silent()
-    timer = make_timer(run)
-    return run_steps(run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat)[0]
+    return run_stretch(run, batches, timer=make_timer(run), heartbeat=heartbeat)[0]
+
+
+def _median(seconds: list[float] | None) -> float:
+    """The median of a phase over the steps; 0 on a rank that takes none."""
+    return float(torch.tensor(seconds).median()) if seconds else 0.0

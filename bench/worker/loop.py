@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from bench.heartbeat import Heartbeat
+from bench.worker.batches import split
 from bench.worker.timing import Timer, Timing
 from strategies.base import Strategy
 
@@ -20,8 +21,6 @@ def run_steps(
     heartbeat: Heartbeat,
 ) -> tuple[Timing, list[Tensor | None]]:
     """The training loop, the same for every strategy. Returns this rank's times and its losses, left on the device."""
-    from strategies.base import split
-
     losses: list[Tensor | None] = []
     timer.start()
     for step, batch in enumerate(batches, start=1):

@@ -1,4 +1,4 @@
-"""One rank's place: its devices, its threads, its process group, and the collectives that the harness itself needs."""
+"""One rank's place: its devices, its threads, its process groups, and the collectives that the harness itself needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,17 @@ RESOLVE_SECONDS = 5.0
 
 @dataclass
 class Rank:
-    """This process among the others. Collectives of the harness run on CPU tensors, over gloo, outside timed steps."""
+    """This process among the others.
+
+    The default process group is the strategy's. Collectives of the harness run on a group of its own, on CPU tensors,
+    over gloo, outside timed steps, so that what a strategy does or counts on its group is not mixed with them.
+    """
 
     spec: RunSpec
     rank: int
     world_size: int
     devices: tuple[torch.device, ...]
+    own_group: dist.ProcessGroup | None = None
 
     @classmethod
     def from_environment(cls, spec: RunSpec) -> Rank:
@@ -48,7 +53,7 @@ class Rank:
         return self.spec.cell.places[self.rank]
 
     def start_group(self) -> None:
-        """Join the run's process group, where it has one."""
+        """Join the run's process group, where it has one, and make the harness's own."""
         if not self.spec.backend:
             return
         timeout = timedelta(seconds=self.spec.timeout_seconds)
@@ -62,25 +67,28 @@ class Rank:
         else:
             store = dist.FileStore(self.spec.rendezvous, self.world_size)  # type: ignore[attr-defined]
             dist.init_process_group(store=store, rank=self.rank, world_size=self.world_size, **common)
+        self.own_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
         self.barrier()
 
     def stop_group(self) -> None:
-        """Leave the group after everyone is done with it: destroying it earlier aborts peers."""
-        if dist.is_initialized():
+        """Leave the groups after everyone is done with them: destroying them earlier aborts peers."""
+        if self.own_group is not None:
             self.barrier()
+            dist.destroy_process_group(self.own_group)
             dist.destroy_process_group()
+            self.own_group = None
 
     def barrier(self) -> None:
         """Return when every rank has come here. A CPU all-reduce: no device stream takes part."""
-        if dist.is_initialized():
-            dist.all_reduce(torch.zeros(1))
+        if self.own_group is not None:
+            dist.all_reduce(torch.zeros(1), group=self.own_group)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
-        if not dist.is_initialized():
+        if self.own_group is None:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.own_group)
         return values
 
     def synchronize(self) -> None:

@@ -16,8 +16,23 @@ from strategies.base import Strategy
 
 
 @dataclass(frozen=True)
+class BareParameter:
+    """A parameter of the bare model as the workload made it: how many values of how many bytes, and if it trains."""
+
+    name: str
+    count: int
+    element_bytes: int
+    trains: bool
+
+
+@dataclass(frozen=True)
 class RunState:
-    """What `build` made and the later phases use."""
+    """What `build` made and the later phases use.
+
+    parameters: those of the bare model, in its order; empty where the strategy made none on this rank.
+    start: the strategy's snapshot of before the first step, until warm-up has gone back to it.
+    peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
+    """
 
     spec: RunSpec
     rank: Rank
@@ -25,7 +40,7 @@ class RunState:
     strategy: Strategy
     batches: Batches
     start: dict[str, Any]
-    steps_taken: list[Any]
+    parameters: tuple[BareParameter, ...]
     peaks: list[int] = field(default_factory=list)
 
 

@@ -26,7 +26,7 @@ class Timing:
     steps: list[float]
     data_wait: list[float]
     forward_backward: list[float] | None = None
-    optimizer: list[float] | None = None
+    apply: list[float] | None = None
 
 
 class Timer(Protocol):
@@ -150,7 +150,7 @@ class BreakdownTimer:
             steps=_differences(begins, ends),
             data_wait=_differences(begins, data),
             forward_backward=_differences(data, gradients),
-            optimizer=_differences(gradients, ends),
+            apply=_differences(gradients, ends),
         )
 
 

@@ -21,6 +21,7 @@ from bench.machine.network import loopback_interface
 from bench.results.statistics import Interval, paired_log_ratio
 from bench.run.launch import launch
 from bench.wire import RunSpec
+from strategies.places import one_process
 
 STEPS = 4
 PAIRS = 5
@@ -61,7 +62,7 @@ def suite_seconds(folder: Path, files: tuple[Path, Path], batch: int, **changes:
 
 
 def single_seconds(folder: Path, files: tuple[Path, Path], batch: int) -> float:
-    return suite_seconds(folder, files, batch, strategy="single", processes=1, replicas=1, backend="")
+    return suite_seconds(folder, files, batch, strategy="single", plan=one_process(), backend="")
 
 
 def start_two(arguments: list[str]) -> None:

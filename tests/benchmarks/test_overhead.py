@@ -21,6 +21,7 @@ from bench.worker.batches import Samples, TrainingBatches, epoch_order
 from bench.worker.loop import run_steps
 from bench.worker.timing import ClockTimer
 from strategies.base import Context
+from strategies.places import one_process
 from strategies.single import Single
 
 BATCH = 128
@@ -46,7 +47,7 @@ def harness(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Calla
     """Some steps through the harness's loop, timer, pipeline and strategy; returns the timed seconds."""
     workload = workloads.load("resnet50-cifar10")
     strategy = Single()
-    context = Context(0, 1, (torch.device("cpu"),), workload.loss, (3, 32, 32))
+    context = Context(0, one_process(), (torch.device("cpu"),), workload.loss, (3, 32, 32))
     torch.manual_seed(0)
     strategy.build(context, workload.make_model, workload.make_optimizer)
     batches = TrainingBatches(samples, workload, BATCH, 0, 1, 0)

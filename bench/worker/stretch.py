@@ -1,0 +1,30 @@
+"""One stretch of steps on one rank: the loop, or what a rank that serves does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from bench.heartbeat import Heartbeat
+from bench.worker.loop import run_steps
+from bench.worker.state import RunState
+from bench.worker.timing import Timer, Timing
+from strategies.places import SERVE
+
+
+def run_stretch(
+    run: RunState, batches: Iterable[tuple[Tensor, Tensor]], *, timer: Timer, heartbeat: Heartbeat
+) -> tuple[Timing, list[Tensor | None]]:
+    """Run the steps of these batches. Returns this rank's times and its losses, left on the device.
+
+    A rank that serves has no batches, and so neither steps nor losses; its whole time is measured beside the others'.
+    """
+    if run.rank.place.role == SERVE:
+        timer.start()
+        run.strategy.serve()
+        return timer.stop(), []
+    with run.strategy.epoch():
+        return run_steps(
+            run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat
+        )

@@ -1,0 +1,58 @@
+"""What the hooks about a model's state are made of: digests, norms, and copies that another device can read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def digest(parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 over the parameters' bytes in the order of their names, first 16 hex digits."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
+        found.update(name.encode())
+        found.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
+
+
+def distance(parameters: Iterable[tuple[str, Tensor]], start: Mapping[str, Tensor]) -> float:
+    """L2 norm of the parameters less what they were at the start, over all values together, summed in float64."""
+    norms = [
+        float(torch.linalg.vector_norm(parameter.detach().double() - start[name].to(parameter.device).double()))
+        for name, parameter in parameters
+    ]
+    return math.hypot(*norms)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the values of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def to_cpu(value: Any) -> Any:
+    """The same nest of dictionaries, lists and tuples with its tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_cpu(item) for item in value)
+    return value
+
+
+def align_layouts(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded state the strides of its parameters: fused kernels walk both alike, whatever layout was saved."""
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
