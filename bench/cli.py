@@ -38,9 +38,9 @@ app.add_typer(data_app, name="data")
 Out = Annotated[Path | None, typer.Option(help="Results folder; default results/<utc>-<host>-<preset>.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets; default the user's cache folder.")]
 StrategyFile = Annotated[list[Path] | None, typer.Option(help="Python file with a STRATEGIES table; repeatable.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
+QuietSwitch = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
 JSON_HELP = "Last line of stdout: one JSON document with all that the table shows."
-Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+JsonSwitch = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Folders = Annotated[list[Path], typer.Argument(help="Results folders.")]
 
 
@@ -124,8 +124,8 @@ def smoke(
     out: Out = None,
     data_root: DataRoot = None,
     strategy_file: StrategyFile = None,
-    quiet: Quiet = False,
-    json: Json = False,
+    quiet: QuietSwitch = False,
+    json: JsonSwitch = False,
 ) -> None:
     """Check that every strategy runs here: the preset `smoke`."""
     request = Request(

@@ -42,7 +42,7 @@ def create(path: Path, ranks: int) -> None:
     path.write_bytes(bytes(_SLOT.size * ranks))
 
 
-def read(path: Path) -> list[Beat]:
+def read_beats(path: Path) -> list[Beat]:
     """Parent side: every rank's last beat; empty where the file is gone."""
     try:
         data = path.read_bytes()

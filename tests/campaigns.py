@@ -114,7 +114,7 @@ def await_ranks(folder: Path, run: str = "*", *, number: int = 2, phase: str = "
         found = workers(folder)
         if len(found) != number:
             return []
-        beats = [beat for path in folder.glob(f"logs/{run}/heartbeat") for beat in heartbeat.read(path)]
+        beats = [beat for path in folder.glob(f"logs/{run}/heartbeat") for beat in heartbeat.read_beats(path)]
         return found if not phase or any(beat.phase == phase for beat in beats) else []
 
     return await_true(there, seconds=60, what=f"{number} ranks{f' in {phase}' if phase else ''}")

@@ -351,7 +351,7 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
     assert outcome.status == "crashed"
     assert outcome.reason == f"rank {rank} in evaluate: DeliberateError: rank {rank} was told to fail in evaluate"
     # No step beats there, so that its last beat is from when evaluation began: all was over within seconds of it.
-    beat = heartbeat.read(heartbeat_path(folder))[rank]
+    beat = heartbeat.read_beats(heartbeat_path(folder))[rank]
     assert (beat.phase, beat.step) == ("evaluate", 0)
     assert beat.seconds_ago() < 10
     text = (folder / f"rank{rank}.stderr.log").read_text()

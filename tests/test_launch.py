@@ -362,14 +362,14 @@ def test_the_launchers_variable_is_put_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "beat"
-    assert heartbeat.read(path) == []
+    assert heartbeat.read_beats(path) == []
     heartbeat.create(path, 3)
     slot = Heartbeat(path, 1)
     for phase in PHASES:
         slot.phase(phase)
-        assert heartbeat.read(path)[1].phase == slot.current == phase
+        assert heartbeat.read_beats(path)[1].phase == slot.current == phase
     slot.step(7)
-    found = heartbeat.read(path)
+    found = heartbeat.read_beats(path)
     assert [(b.rank, b.step, b.nanoseconds > 0) for b in found] == [(0, 0, False), (1, 7, True), (2, 0, False)]
     assert found[1].seconds_ago(found[1].nanoseconds + 3_000_000_000) == 3.0
 

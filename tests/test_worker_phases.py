@@ -17,7 +17,7 @@ from bench.run.gates import PASSED, run_gate
 from bench.wire import RunSpec, measurement_path
 from bench.worker import evaluate as evaluation
 from bench.worker.account import gather_run, write_checkpoint
-from bench.worker.build import Makers, make_run
+from bench.worker.build import Makers, build_run
 from bench.worker.epoch import gather_epoch, timed_epoch, warm_up
 from bench.worker.evaluate import evaluate
 from bench.worker.exchange import communication
@@ -75,7 +75,7 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
         found, script.calls[:] = list(script.calls), []
         return found
 
-    run = make_run(told, Rank(told, 0, 1, CPU))
+    run = build_run(told, Rank(told, 0, 1, CPU))
     assert called() == ["build", "snapshot"]
     first_step_seconds = warm_up(run, Silent())
     assert called() == ["epoch", *STEP, "epoch is left", "restore"]
@@ -112,10 +112,10 @@ def test_a_run_starts_from_a_checkpoint(
     script, path = Script(steps=5), tmp_path / "end.pt"
     use(monkeypatch, lambda: make_double(script))
     told = epoch_spec(tmp_path / "run", arrays, checkpoint=str(path))
-    write_checkpoint(make_run(told, Rank(told, 0, 1, CPU)))
+    write_checkpoint(build_run(told, Rank(told, 0, 1, CPU)))
     script.steps, script.calls[:] = 0, []
     told = epoch_spec(tmp_path / "run", arrays, initial_state=str(path))
-    assert make_run(told, Rank(told, 0, 1, CPU)).start == {"steps": 5}
+    assert build_run(told, Rank(told, 0, 1, CPU)).start == {"steps": 5}
     assert script.calls == ["build", "load_bare_state", "snapshot"]
 
 
@@ -126,7 +126,7 @@ def test_a_breakdown_goes_back_to_where_the_epoch_ended(
     script = Script(cannot_be_silent=not silent)
     use(monkeypatch, lambda: make_double(script))
     told = epoch_spec(tmp_path / "run", arrays, role="breakdown", steps=2)
-    run = make_run(told, Rank(told, 0, 1, CPU))
+    run = build_run(told, Rank(told, 0, 1, CPU))
     timed = timed_epoch(run, 1, Silent())
     script.calls.clear()
     found = communication(run, 1, timed.timing)
@@ -151,7 +151,7 @@ def test_the_bare_model_s_parameters_are_noted_as_it_is_made(
     script = Script(makes_model=True)
     use(monkeypatch, lambda: make_double(script))
     told = epoch_spec(tmp_path / "run", arrays)
-    run = make_run(told, Rank(told, 0, 1, CPU))
+    run = build_run(told, Rank(told, 0, 1, CPU))
     found = {parameter.name: parameter.count for parameter in run.parameters}
     assert found["0.weight"] == 64 * 3 * 3 * 3
     assert found["9.bias"] == 100

@@ -191,7 +191,7 @@ class _Watch:
         return {rank: handler.proc.poll() for rank, handler in self._context.subprocess_handlers.items()}
 
     def _beats(self) -> list[Beat]:
-        return heartbeat.read(heartbeat_path(self._folder))
+        return heartbeat.read_beats(heartbeat_path(self._folder))
 
     def _over(self, codes: dict[int, int | None], now: float) -> bool:
         """Whether there is nothing to wait for: peers of a failed rank get a moment to say what they know."""

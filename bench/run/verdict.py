@@ -75,7 +75,7 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
     if own:
         return _own_error(own[0], codes)
     if measurement_path(folder).exists():
-        warnings = _late_ends(codes, heartbeat.read(heartbeat_path(folder)))
+        warnings = _late_ends(codes, heartbeat.read_beats(heartbeat_path(folder)))
         return Outcome("ok", measurement=Measurement.read(measurement_path(folder)), warnings=warnings)
     return _without_measurement(codes, accounts, folder)
 
@@ -105,7 +105,7 @@ def _late_ends(codes: Mapping[int, int | None], beats: Sequence[Beat]) -> tuple[
 
 
 def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[RankError], folder: Path) -> Outcome:
-    beats = heartbeat.read(heartbeat_path(folder))
+    beats = heartbeat.read_beats(heartbeat_path(folder))
     for rank, code in codes.items():
         if code is not None and code < 0:
             hint = ", which is how the kernel ends a process when memory runs out" if code == -SIGKILL else ""

@@ -53,7 +53,7 @@ class NoBatches:
         return iter(())
 
 
-def make_run(spec: RunSpec, rank: Rank) -> RunState:
+def build_run(spec: RunSpec, rank: Rank) -> RunState:
     """Dataset on the device, model, wrap and optimizer; every rank starts from the same weights."""
     workload = workloads.load(spec.workload)
     registry = Registry.collect([Path(path) for path in spec.strategy_files])

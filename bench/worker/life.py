@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.heartbeat import Heartbeat
 from bench.wire import EpochMeasurement, Measurement, RunSpec, measurement_path
 from bench.worker.account import gather_run, write_checkpoint
-from bench.worker.build import make_run
+from bench.worker.build import build_run
 from bench.worker.epoch import gather_epoch, timed_epoch, warm_up
 from bench.worker.evaluate import evaluate
 from bench.worker.rank import Rank
@@ -22,7 +22,7 @@ def live(spec: RunSpec, rank: Rank, heartbeat: Heartbeat, launch_seconds: float)
         rank.start_group()
     heartbeat.phase("build")
     with stopwatch() as build:
-        run = make_run(spec, rank)
+        run = build_run(spec, rank)
     heartbeat.phase("warmup")
     with stopwatch() as warmup:
         compile_seconds = warm_up(run, heartbeat)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-Interval = tuple[float, float]
+Span = tuple[float, float]
 
 _MICROSECONDS = 1e-6
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[Span]) -> list[Span]:
     """The same points as disjoint intervals in ascending order; empty ones fall away."""
-    merged: list[Interval] = []
+    merged: list[Span] = []
     for begin, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -29,7 +29,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def uncovered(intervals: Iterable[Interval], cover: Iterable[Interval]) -> float:
+def uncovered(intervals: Iterable[Span], cover: Iterable[Span]) -> float:
     """Length of the union of `intervals` that the union of `cover` leaves bare, in the intervals' unit."""
     covers = union(cover)
     bare = 0.0
@@ -50,8 +50,8 @@ def communication_seconds(profiled: profile) -> tuple[float, float]:
     # Annotations are projected on the device's timeline too: `nccl:all_reduce` would hide the kernel that it names.
     on_device = [event for event in events if event.device_type.name == "CUDA" and not _is_annotation(event)]
     seen = on_device or events
-    communication = [_interval(event) for event in seen if is_communication(event.name)]
-    compute = [_interval(event) for event in seen if _computes(event.name, on_device=bool(on_device))]
+    communication = [_span(event) for event in seen if is_communication(event.name)]
+    compute = [_span(event) for event in seen if _computes(event.name, on_device=bool(on_device))]
     return uncovered(communication, ()) * _MICROSECONDS, uncovered(communication, compute) * _MICROSECONDS
 
 
@@ -63,5 +63,5 @@ def _is_annotation(event: Any) -> bool:
     return bool(getattr(event, "is_user_annotation", False))
 
 
-def _interval(event: Any) -> Interval:
+def _span(event: Any) -> Span:
     return event.time_range.start, event.time_range.end
