@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.factors import CELL_FACTORS
-from bench.plan.cells import PlannedCell, variant_of
+from bench.plan.planned import PlannedCell, variant_of
 from bench.wire import CellSpec
 from strategies.places import Place, data_parallel
 

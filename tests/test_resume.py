@@ -13,8 +13,8 @@ from planned import planned
 from bench.data import prepare
 from bench.errors import UserError
 from bench.factors import CELL_FACTORS
-from bench.plan.cells import PlannedCell
 from bench.plan.matrix import Group, Matrix
+from bench.plan.planned import PlannedCell
 from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION
 from bench.results.csvfile import write_rows
 from bench.results.folder import read_runs

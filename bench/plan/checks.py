@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.errors import UserError
 from bench.factors import Baseline
 from bench.plan.matrix import Matrix
+from bench.plan.planned import PlannedCell, shown
 from bench.workloads import WorkloadEntry
 from strategies import Registry, RegistryError, StrategyEntry
-
-if TYPE_CHECKING:
-    from bench.plan.cells import PlannedCell
-
-
-def shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def find_strategy(name: str, registry: Registry, what: str = "") -> StrategyEntry:

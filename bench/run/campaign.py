@@ -16,7 +16,8 @@ from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASUR
 from bench.factors import FAILED_STATUSES, INTERRUPTED, MEASURE, OK, ROLES, Baseline
 from bench.files import write_text_atomically
 from bench.machine.telemetry import Telemetry
-from bench.plan.cells import PlannedCell, block_order
+from bench.plan.cells import block_order
+from bench.plan.planned import PlannedCell
 from bench.results.columns import RUN_COLUMNS
 from bench.results.csvfile import write_rows
 from bench.results.flags import Flag

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.plan.cells import PlannedCell
+from bench.plan.planned import PlannedCell
 from bench.results.columns import Column
 from bench.run.launch import Outcome
 from bench.run.verdict import SIGKILL

@@ -11,8 +11,8 @@ from bench.data import PreparedData
 from bench.factors import ONE_BATCH, run_tag
 from bench.files import write_text_atomically
 from bench.machine import detect, environment
-from bench.plan.cells import PlannedCell
 from bench.plan.matrix import Matrix, to_toml
+from bench.plan.planned import PlannedCell
 from bench.run.resume import hashes
 from bench.run.rows import CampaignFacts
 from bench.run.store import Store

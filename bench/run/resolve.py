@@ -14,9 +14,10 @@ from bench.data.synthetic import TOY_TRAIN_COUNT
 from bench.errors import UserError
 from bench.machine import detect, gpus, host, network
 from bench.machine.detect import Machine
-from bench.plan.cells import PlannedCell, device_counts, plan_cells
+from bench.plan.cells import device_counts, plan_cells
 from bench.plan.checks import check_baseline, check_cells
 from bench.plan.matrix import Matrix, from_resolved, load_matrix, override
+from bench.plan.planned import PlannedCell
 from bench.plan.registry import known_strategies
 from bench.run.request import Request
 from bench.run.resume import check_same_matrix

@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.factors import INTERRUPTED, cell_key
-from bench.plan.cells import PlannedCell
 from bench.plan.matrix import Matrix, in_words
+from bench.plan.planned import PlannedCell
 
 SAME_IN_ALL_RUNS = (
     "device",

@@ -12,7 +12,7 @@ from bench.data import PreparedData
 from bench.factors import CELL_FACTORS, INVALID
 from bench.machine.detect import Machine
 from bench.machine.gpus import known_peak_flops
-from bench.plan.cells import PlannedCell
+from bench.plan.planned import PlannedCell
 from bench.results.columns import SCHEMA_VERSION
 from bench.run import gates
 from bench.run.launch import Outcome

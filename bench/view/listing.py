@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from strategies import StrategyEntry
+
 LISTS = ("strategies", "workloads", "presets", "columns")
 
 
@@ -14,7 +16,7 @@ def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
         from bench.plan import registry
 
         entries = registry.known_strategies(strategy_files).entries.values()
-        yield from _aligned((entry.name, entry.broken or entry.description) for entry in entries)
+        yield from _aligned((entry.name, _of_strategy(entry)) for entry in entries)
     elif what == "workloads":
         from bench.workloads import WORKLOADS
 
@@ -29,6 +31,12 @@ def lines(what: str, *, strategy_files: tuple[Path, ...] = ()) -> Iterator[str]:
         yield from _aligned(
             (column.name, f"{column.kind:5} {column.unit:8} {column.meaning}") for column in RUN_COLUMNS
         )
+
+
+def _of_strategy(entry: StrategyEntry) -> str:
+    """What it is, or why it cannot be used, and what it still needs here."""
+    needs = f"; needs {', '.join(entry.missing)}, not installed here" if entry.missing else ""
+    return entry.broken or f"{entry.description}{needs}"
 
 
 def columns_markdown() -> str:
