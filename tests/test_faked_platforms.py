@@ -19,7 +19,7 @@ from bench.errors import UserError
 from bench.machine import detect, host
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
-from bench.run import interrupts, launch, leftovers, prepare
+from bench.run import interrupts, launch, leftovers, resolve
 from bench.run.prepare import Request, prepare_job
 from bench.view.progress import Quiet
 from bench.wire import stack_path
@@ -64,7 +64,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(tmp_path: Path, monkeypa
     assert said.endswith("; hide that GPU with CUDA_VISIBLE_DEVICES, or use --device cpu")
     # A build that does not say what it has kernels for is not judged.
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
-    prepare._check_architectures(old)
+    resolve._check_architectures(old)
 
 
 # -- while ranks run -------------------------------------------------------------------------------------------------
