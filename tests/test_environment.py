@@ -185,3 +185,26 @@ def test_git_state_of_an_installed_copy_inside_another_repository(repository: Pa
 def test_git_state_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert environment.git_state(repository) == ("", None)
+
+
+def test_variables_that_change_the_speed_are_part_of_what_was_measured_on() -> None:
+    plain = environment.collect(kind="cpu", env={})
+    assert "speed_variables" not in plain["identity"]
+    slow = environment.collect(kind="cpu", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"})
+    assert slow["identity"]["speed_variables"] == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert slow["environment_id"] != plain["environment_id"]
+    assert environment.collect(kind="cpu", env={"NCCL_DEBUG": "INFO"})["environment_id"] == plain["environment_id"]
+
+
+def test_a_person_is_told_of_variables_that_matter_and_of_those_without_effect() -> None:
+    env = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_PROC_BIND": "true", "PATH": "/bin", "OMP_NUM_THREADS": "3"}
+    assert environment.notes(env) == [
+        "OMP_WAIT_POLICY=ACTIVE changes how fast ranks run; it is recorded as part of the environment",
+        "OMP_PROC_BIND has no effect: each rank has its own share of the cores",
+    ]
+    assert environment.notes({}) == []
+
+
+def test_every_variable_that_changes_the_speed_is_recorded() -> None:
+    assert set(environment.ENVIRONMENT_VARIABLES) >= environment.SPEED_VARIABLES
+    assert not environment.SPEED_VARIABLES & environment.BINDING_VARIABLES

@@ -29,6 +29,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "__init__.py"
 """A file directly inside the package: whether git tracks it says whose code this is."""
 
 ENVIRONMENT_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_DEVICE_ORDER",
@@ -37,6 +38,7 @@ ENVIRONMENT_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
     "GOMP_CPU_AFFINITY",
+    "GOMP_SPINCOUNT",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "KMP_SETTINGS",
@@ -81,11 +83,35 @@ ENVIRONMENT_VARIABLES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
     "TORCH_COMPILE_DISABLE",
+    "TORCH_CPP_LOG_LEVEL",
     "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT",
+    "TORCH_DISTRIBUTED_DEBUG",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_BLOCKING_WAIT",
     "TORCH_NCCL_HIGH_PRIORITY",
 )
+
+SPEED_VARIABLES = frozenset(
+    {
+        "ATEN_CPU_CAPABILITY",
+        "CUDA_LAUNCH_BLOCKING",
+        "GOMP_SPINCOUNT",
+        "KMP_BLOCKTIME",
+        "MKL_ENABLE_INSTRUCTIONS",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_DYNAMIC",
+        "OMP_WAIT_POLICY",
+        "ONEDNN_DEFAULT_FPMATH_MODE",
+        "ONEDNN_MAX_CPU_ISA",
+        "TORCH_COMPILE_DISABLE",
+        "TORCH_DISTRIBUTED_DEBUG",
+    }
+)
+"""Those that make ranks faster or slower: part of what was measured on. Ranks inherit them."""
+
+BINDING_VARIABLES = frozenset({"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"})
+"""Those by which OpenMP would bind the threads of all ranks to the same first core. Ranks do not inherit them, since
+each has its own share of the cores."""
 
 # None of the variables above needs these; one that looks like them holds something that was put there by mistake.
 _CREDENTIAL = re.compile(
@@ -124,6 +150,9 @@ def _operating_system() -> str:
 
 def identity(kind: str, *, env: Mapping[str, str] | None = None, nvml: Any = None) -> dict[str, Any]:
     """The facts that two campaigns must share to be pooled. GPUs and their driver count for `kind` cuda alone."""
+    env = os.environ if env is None else env
+    shown, _ = environment_variables(env, anonymous=False)
+    speed = {name: value for name, value in shown.items() if name in SPEED_VARIABLES}
     visible = gpus.visible_gpus(env=env, nvml=nvml) if kind == "cuda" else ()
     return {
         "device_kind": kind,
@@ -144,7 +173,22 @@ def identity(kind: str, *, env: Mapping[str, str] | None = None, nvml: Any = Non
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()).strip() or None,
         "strategybench": _version("strategybench"),
+        # Left out where none is set, so that it changes no id.
+        **({"speed_variables": speed} if speed else {}),
     }
+
+
+def notes(env: Mapping[str, str]) -> list[str]:
+    """What a person should know of variables that are set: those that change the speed, and those without effect."""
+    shown, _ = environment_variables(env, anonymous=False)
+    told = [
+        f"{name}={shown[name]} changes how fast ranks run; it is recorded as part of the environment"
+        for name in sorted(SPEED_VARIABLES & shown.keys())
+    ]
+    return told + [
+        f"{name} has no effect: each rank has its own share of the cores"
+        for name in sorted(BINDING_VARIABLES & env.keys())
+    ]
 
 
 def environment_id(facts: Mapping[str, Any]) -> str:
