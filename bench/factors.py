@@ -29,6 +29,9 @@ DEVICE_KINDS = ("cpu", "cuda")
 DATASET_NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 """What can be asked for; `auto` is the real one that the workload wants, or synthetic samples in its place."""
 
+WARM, COLD = "warm", "cold"
+STARTS = (WARM, COLD)
+
 OK, INVALID, UNSUPPORTED, CRASHED, INTERRUPTED = "ok", "invalid", "unsupported", "crashed", "interrupted"
 STATUSES = (OK, UNSUPPORTED, INVALID, "oom", "timeout", CRASHED, INTERRUPTED)
 WORST_FIRST = (INVALID, CRASHED, "oom", "timeout", INTERRUPTED, UNSUPPORTED, OK)

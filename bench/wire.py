@@ -42,12 +42,12 @@ class RunSpec:
 
     `folder` holds the run's logs, heartbeat and measurement. `rendezvous` is a FileStore's path, or "env://" under
     torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch.
+    `cores` are those of each rank, by rank, empty where ranks are not bound; `origins` the files that modules must be.
     """
 
     run_id: str
     folder: str
     rendezvous: str
-    parent_pid: int
     strategy_files: tuple[str, ...]
     cell: CellSpec
     device_kind: str
@@ -70,6 +70,9 @@ class RunSpec:
     initial_state: str = ""
     count_flops: bool = False
     trace: bool = False
+    start: str = "auto"
+    cores: tuple[tuple[int, ...], ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def processes(self) -> int:
@@ -87,6 +90,7 @@ class RunSpec:
     def read(cls, path: Path) -> RunSpec:
         values = json.loads(path.read_text(encoding="utf-8"))
         values["strategy_files"] = tuple(values["strategy_files"])
+        values["cores"] = tuple(tuple(own) for own in values["cores"])
         cell = values["cell"]
         cell["places"] = tuple(Place(**place) for place in cell["places"])
         return cls(**values | {"cell": CellSpec(**cell)})
@@ -129,7 +133,7 @@ class Measurement:
     flops_per_sample: float | None
     peak_memory_bytes: list[int]
     host_peak_rss_bytes: int
-    host_pss_bytes: int | None
+    host_memory_bytes: int | None
     gradient_bytes: int
     details: dict[str, str]
     warnings: list[str]

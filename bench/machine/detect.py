@@ -17,13 +17,17 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a matrix is measured on. `device_count` is the number of visible GPUs, or of usable cores on CPU."""
+    """What a matrix is measured on. `device_count` is the number of visible GPUs, or of usable cores on CPU.
+
+    `core_ids` are the numbers of the usable cores, empty where only their number is known.
+    """
 
     device_kind: DeviceKind
     device_name: str
     device_count: int
     cores: int
     gpus: tuple[Gpu, ...] = ()
+    core_ids: tuple[int, ...] = ()
 
 
 # --- what to measure on -----------------------------------------------------------------------------------------------
@@ -43,10 +47,10 @@ def detect(device: str = "auto", *, env: Mapping[str, str] | None = None, nvml: 
             visible, reason = (), "the installed torch is built without CUDA"
         if visible:
             name = " + ".join(dict.fromkeys(gpu.name for gpu in visible))
-            return Machine("cuda", name, len(visible), cores, visible)
+            return Machine("cuda", name, len(visible), cores, visible, host.core_ids(cores))
         if device == "cuda":
             raise UserError(f"device cuda: no GPU can be used: {reason}; mend that or use --device cpu")
-    return Machine("cpu", host.cpu_name(), cores, cores)
+    return Machine("cpu", host.cpu_name(), cores, cores, core_ids=host.core_ids(cores))
 
 
 def default_device_counts(machine: Machine) -> list[int]:

@@ -22,10 +22,14 @@ _PEAKS = (
 )
 
 
+_MASK_BITS = 64
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as the driver describes it.
 
+    `cores` are the processor cores nearest to it, empty where the driver does not say.
     `index` is the driver's (NVML's) number, which CUDA_VISIBLE_DEVICES does not change; the number CUDA gives it is
     its position in `visible_gpus()`. `memory_bytes` is None where the GPU shares the host's memory.
     """
@@ -36,6 +40,7 @@ class Gpu:
     memory_bytes: int | None
     driver: str
     compute_capability: tuple[int, int]
+    cores: tuple[int, ...] = ()
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
@@ -65,7 +70,21 @@ def _describe(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:
         memory_bytes=memory,
         driver=driver,
         compute_capability=(int(major), int(minor)),
+        cores=_near_cores(nvml, handle),
     )
+
+
+def _near_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
+    """The cores of the GPU's NUMA node: the driver gives a mask of words of 64 bits."""
+    words = ((os.cpu_count() or 1) + _MASK_BITS - 1) // _MASK_BITS
+    try:
+        mask = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+    except (AttributeError, nvml.NVMLError):
+        return ()
+    bits = (
+        (place * _MASK_BITS + bit, int(word) >> bit & 1) for place, word in enumerate(mask) for bit in range(_MASK_BITS)
+    )
+    return tuple(core for core, near in bits if near)
 
 
 def _describe_mig(nvml: Any, uuid: str, driver: str) -> tuple[Gpu, ...]:

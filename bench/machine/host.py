@@ -71,6 +71,17 @@ def available_cores(*, root: Path = CGROUP_ROOT, proc: Path = PROC_CGROUP) -> in
     return max(1, affinity if quota is None else min(affinity, int(quota)))
 
 
+def core_ids(usable: int) -> tuple[int, ...]:
+    """The numbers of the cores in this process's affinity mask; empty where a quota allows only `usable` of them.
+
+    To be asked before torch is imported: variables such as OMP_PROC_BIND have OpenMP bind the process to one core.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return cores if len(cores) == usable else ()
+
+
 def memory_limit_bytes(*, root: Path = CGROUP_ROOT, proc: Path = PROC_CGROUP) -> int:
     """Bytes of memory this process may use: the machine's, or the cgroup's limit where that is lower."""
     folders = _cgroup_folders("memory", root=root, proc=proc)

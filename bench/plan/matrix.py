@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from bench.factors import DATASET_NAMES, DEFAULT_BASELINE, DEVICE_KINDS, MATRIX_FACTORS, Factor
+from bench.factors import DATASET_NAMES, DEFAULT_BASELINE, DEVICE_KINDS, MATRIX_FACTORS, STARTS, Factor
 from bench.plan.options import (
     COMPARED,
     HOW_MUCH,
@@ -104,6 +104,12 @@ class Matrix:
     )
     threads_per_device: int | None = option(
         None, help="CPU threads of each device.", panel=MACHINE, shape="whole", read=whole(1)
+    )
+    start: str = option(
+        "auto",
+        help="warm (ranks forked from a process that has torch loaded), cold (a fresh interpreter each), or auto.",
+        panel=MACHINE,
+        read=one_of("auto", *STARTS),
     )
     timeout: float = option(3600.0, help="Seconds a single run may take.", panel=MACHINE, shape="number", read=number)
     baseline: str = option(DEFAULT_BASELINE, help="NAME[@DEVICES] that speedups refer to.", panel=COMPARED, read=text)

@@ -26,6 +26,7 @@ from bench.run.findbatch import SEARCH_COLUMNS, Search, search, search_rows
 from bench.run.interrupts import Interrupted, interruptible, undisturbed
 from bench.run.job import Job, run_id
 from bench.run.launch import Outcome, launch
+from bench.run.node import LocalNode
 from bench.run.repeats import Repeats, texts
 from bench.run.reporter import Reporter
 from bench.run.resume import Done
@@ -49,10 +50,12 @@ class Runner:
         self._begun = time.monotonic()
         self._left = 0
         self._repeats = Repeats(job.matrix.repeat_disturbed, reporter.note)
+        self._node = LocalNode()
+        self._lost = False
 
     def run(self) -> int:
         """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
-        with interruptible():
+        with interruptible(), self._node:
             try:
                 self._note_unmeasured()
                 decision = self._blocks()
@@ -81,6 +84,7 @@ class Runner:
             order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
             missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
             self._plan(len(missing) + len(order) * max(0, self.job.matrix.blocks - block - 1))
+            self._node.new_block()
             for place, cell in missing:
                 self._one(cell, block, place)
             measured += bool(missing)
@@ -110,10 +114,13 @@ class Runner:
         for repeat in itertools.count():
             judge = partial(self._repeats.judge, repeat=repeat, before=causes)
             causes = self._attempt(cell, block, place, first + repeat, judge)
-            if not causes:
+            # What starts and watches the ranks may be lost once without the run being to blame for it.
+            again = self._lost and repeat == 0
+            if not causes and not again:
                 break
             self._plan(self._left + 1)
-            self.reporter.note(f"{cell}: measuring it again, since it was disturbed: {texts(causes)}")
+            why = f"it was disturbed: {texts(causes)}" if causes else "what had started its ranks was lost"
+            self.reporter.note(f"{cell}: measuring it again, since {why}")
 
     def _attempt(self, cell: PlannedCell, block: int, place: int, attempt: int, judge: Judge) -> list[Flag]:
         """One run and its rows. Returns for what it is to be repeated."""
@@ -132,8 +139,12 @@ class Runner:
         try:
             with telemetry:
                 outcome = launch(
-                    spec, on_progress=lambda beats: self.reporter.beats(beats, spec.steps), on_start=started
+                    spec,
+                    node=self._node,
+                    on_progress=lambda beats: self.reporter.beats(beats, spec.steps),
+                    on_start=started,
                 )
+            self._lost = outcome.lost
             # From here to its row a run is not interrupted any more: it would be neither measured nor missing.
             with undisturbed():
                 recorded = True
@@ -165,7 +176,7 @@ class Runner:
     def find_batches(self) -> list[str]:
         """Search each cell's largest batch per part, write batch_search.csv, and say what was found, a line a cell."""
         lines, rows = [], []
-        with interruptible():
+        with interruptible(), self._node:
             lines += [f"{cell}: {cell.status}: {cell.reason}" for cell in self.job.cells if cell.status]
             cells = [cell for cell in self.job.cells if not cell.status and cell["role"] == MEASURE]
             self.reporter.plan(len(cells))
@@ -188,7 +199,7 @@ class Runner:
             spec = replace(self._spec(tried, f"find-{run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
             spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False)
             try:
-                return launch(spec, on_start=partial(self.store.note_running, spec.run_id))
+                return launch(spec, node=self._node, on_start=partial(self.store.note_running, spec.run_id))
             finally:
                 self.store.note_idle()
                 self._tidy(Path(spec.folder))

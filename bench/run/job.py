@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from bench.data import PreparedData
 from bench.factors import ONE_BATCH, run_tag
 from bench.files import write_text_atomically
 from bench.machine import detect, environment
+from bench.machine.cores import shares
 from bench.plan.matrix import Matrix, to_toml
 from bench.plan.planned import PlannedCell
 from bench.run.resume import hashes
@@ -41,14 +42,12 @@ class Job:
             run_id=name,
             folder=str(folder),
             rendezvous=str(folder / "rendezvous"),
-            parent_pid=os.getpid(),
             strategy_files=tuple(str(path.resolve()) for path in self.strategy_files),
             cell=cell.spec,
             device_kind=kind,
             backend=detect.backend(kind) if cell.uses_process_group else "",
             threads_per_device=facts.threads_per_device,
             workload=facts.workload,
-            **_data_paths(facts.data),
             loader_workers=matrix.loader_workers,
             synthetic=facts.data.synthetic or cell["data_pipeline"] == ONE_BATCH,
             seed=facts.seed,
@@ -61,10 +60,20 @@ class Job:
             initial_state=str(self.initial_state.resolve()) if self.initial_state else "",
             count_flops=count_flops,
             trace=matrix.trace,
+            start=matrix.start,
+            cores=shares(facts.machine, cell.spec.places, facts.threads_per_device),
+            origins=origins(),
+            **_data_paths(facts.data),
         )
 
 
-def _data_paths(data: PreparedData) -> dict[str, str]:
+def origins() -> dict[str, str]:
+    """The files of the packages that ranks must find too, whatever lies in the current folder."""
+    found = {name: importlib.util.find_spec(name) for name in ("bench", "strategies", "torch")}
+    return {name: str(spec.origin) for name, spec in found.items() if spec is not None}
+
+
+def _data_paths(data: PreparedData) -> dict[str, Any]:
     names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
     return {name: str(getattr(data, name).resolve()) for name in names}
 

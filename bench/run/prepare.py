@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     Raises UserError; nothing is started then, and no folder is left behind that was not there.
     """
     resolved = resolve(request, note=reporter.note)
+    for text in environment.notes(os.environ):
+        reporter.note(text)
     facts = _environment(resolved)
     _check_resumable(resolved, facts, reporter)
     folder = _folder(resolved, facts)

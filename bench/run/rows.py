@@ -81,6 +81,8 @@ def run_rows(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, outcome: Ou
         "status": outcome.status,
         "reason": outcome.reason,
         "exit_code": outcome.exit_code,
+        "start": outcome.start,
+        "cores": ";".join(",".join(map(str, own)) for own in outcome.cores),
         **run.telemetry,
     }
     measurement = outcome.measurement
@@ -137,7 +139,7 @@ def _of_the_run(measurement: Measurement) -> dict[str, Any]:
         "peak_memory_bytes_max": max(memory, default=None),
         "peak_memory_bytes_min": min(memory, default=None),
         "host_peak_rss_bytes": measurement.host_peak_rss_bytes,
-        "host_pss_bytes": measurement.host_pss_bytes,
+        "host_memory_bytes": measurement.host_memory_bytes,
         "gradient_bytes": measurement.gradient_bytes,
     }
 

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 
 from bench.errors import UserError
@@ -23,10 +22,9 @@ from bench.files import write_text_atomically
 from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
 from bench.results.csvfile import Row, append_rows, as_read, check_header
 from bench.results.folder import read_runs
-from bench.run.leftovers import end_sessions
+from bench.run.leftovers import end_marked
 
 RUNNING = "running.json"
-WORKER_MODULE = "bench.worker"
 
 
 class Store:
@@ -217,22 +215,7 @@ class Store:
 
     def end_orphans(self) -> list[int]:
         """End workers that a killed campaign left in this folder, and what they started. Returns the pids ended."""
-        try:
-            noted: dict[str, Any] = json.loads((self.folder / RUNNING).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return []
-        ended = []
-        for pid in noted.get("pids", []):
-            # A number may belong to somebody else by now: only a worker of this very folder is ended.
-            try:
-                process = psutil.Process(pid)
-                command = process.cmdline()
-                if WORKER_MODULE in command and any(str(self.folder.resolve()) in part for part in command):
-                    process.kill()
-                    ended.append(pid)
-            except (psutil.Error, OSError):
-                continue
-        ended += [pid for pid in end_sessions(noted.get("pids", []), self.folder) if pid not in ended]
+        ended = end_marked(self.folder) if (self.folder / RUNNING).exists() else []
         self.note_idle()
         return ended
 

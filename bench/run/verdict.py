@@ -28,13 +28,20 @@ _LIBRARIES = ("site-packages/", "dist-packages/", "lib/python")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. `status` is one of the table's; `measurement` is there when it is complete."""
+    """What became of a run. `status` is one of the table's; `measurement` is there when it is complete.
+
+    `start` is how its ranks were started, warm or cold. `lost` says that what started or watched them ended, so that
+    the run itself cannot be blamed.
+    """
 
     status: str
     reason: str = ""
     exit_code: int | None = None
     measurement: Measurement | None = None
     warnings: tuple[str, ...] = ()
+    start: str = ""
+    cores: tuple[tuple[int, ...], ...] = ()
+    lost: bool = False
 
 
 @dataclass(frozen=True)

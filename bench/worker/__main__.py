@@ -9,35 +9,47 @@ in the run's folder, a failing rank leaves `error-<rank>.json`, and the parent t
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from bench.heartbeat import Heartbeat
+from bench.kinship import PARENT_VARIABLE, adopt_orphans, die_with_parent
 from bench.wire import RunSpec, heartbeat_path
-from bench.worker.parent import die_with_parent, report_failure, show_stack_when_asked
+from bench.worker.parent import report_failure, show_stack_when_asked
 
 
 def main() -> None:
-    """Entry point of a worker process."""
+    """Entry point of a rank that is a fresh interpreter."""
+    die_with_parent(int(os.environ.get(PARENT_VARIABLE, "0")))
+    run_rank(Path(sys.argv[1]))
+
+
+def run_rank(spec_file: Path) -> NoReturn:
+    """Be one rank to its end, in a fresh interpreter or forked from one that has torch loaded."""
     begun = time.perf_counter_ns()
-    spec = RunSpec.read(Path(sys.argv[1]))
-    die_with_parent(spec.parent_pid)
+    spec = RunSpec.read(spec_file)
+    adopt_orphans()
     number = int(os.environ["RANK"])
     show_stack_when_asked(Path(spec.folder), number)
     heartbeat = Heartbeat(heartbeat_path(Path(spec.folder)), number)
     heartbeat.phase("start")
     try:
+        take_cores(spec, number)
         from bench import workloads
         from bench.worker.build import set_numerics
         from bench.worker.life import live
         from bench.worker.rank import Rank
 
+        check_origins(spec.origins)
         workloads.load(spec.workload)
         rank = Rank.from_environment(spec)
-        # One clock for all processes of a machine: the parent noted it just before it started this one. Another
-        # launcher, such as torchrun, notes nothing; start-up then counts from the first line of this function.
+        # One clock for all processes of a machine: the parent noted it when it asked for the run. Another launcher,
+        # such as torchrun, notes nothing; start-up then counts from the first line of this function.
         started = int(os.environ.get("STRATEGYBENCH_SPAWN_NS", begun))
         launch_seconds = (time.perf_counter_ns() - started) * 1e-9
         set_numerics(spec.cell["precision"])
@@ -51,7 +63,21 @@ def main() -> None:
     leave()
 
 
-def leave() -> None:
+def take_cores(spec: RunSpec, rank: int) -> None:
+    """Stay on this rank's own share of the cores, its later threads too. Systems without affinity have none to give."""
+    if spec.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, spec.cores[rank])
+
+
+def check_origins(origins: Mapping[str, str]) -> None:
+    """Raise ImportError where a module is another file than the command's, such as one of the current folder."""
+    for name, expected in origins.items():
+        module = importlib.import_module(name)
+        if str(module.__file__) != expected:
+            raise ImportError(f"{name} was imported from {module.__file__}, not from {expected}")
+
+
+def leave() -> NoReturn:
     """End a process that is done, without the interpreter's tear-down.
 
     There, threads of the process group that still touch Python abort the process now and then ("terminate called

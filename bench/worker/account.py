@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -35,16 +35,30 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def pss_bytes() -> int | None:
-    """Memory of this process and its loader workers in bytes, each page divided among all that share it.
+Memory = tuple[int, int]
+"""Of one process in bytes: what is its own alone, and what it shares with others."""
 
-    None where the kernel does not say.
-    """
+
+def memory_parts() -> list[Memory] | None:
+    """Of this process and its loader workers; None where the kernel does not say."""
     try:
         own = psutil.Process()
-        return sum(int(process.memory_full_info().pss) for process in (own, *own.children(recursive=True)))
+        found = [process.memory_full_info() for process in (own, *own.children(recursive=True))]
+        return [(int(info.uss), int(info.rss - info.uss)) for info in found]
     except (AttributeError, OSError, psutil.Error):
         return None
+
+
+def shared_once(parts: Sequence[list[Memory] | None]) -> int | None:
+    """Bytes of all processes together, with what they share counted once; None where any is not known.
+
+    Shared pages are nearly the same ones in each: the data, and libraries or what a server had loaded. Dividing each
+    page by the number of its sharers, as Linux's PSS does, would make a run smaller for every other process that lives.
+    """
+    known = [process for rank in parts for process in rank or ()]
+    if not known or any(rank is None for rank in parts):
+        return None
+    return sum(own for own, _ in known) + max(shared for _, shared in known)
 
 
 def gradient_bytes(parameters: Iterable[BareParameter]) -> int:
@@ -63,9 +77,9 @@ def gather_run(
     compile_seconds: float | None,
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
-    rss, pss = peak_rss_bytes(), pss_bytes()
+    rss, parts = peak_rss_bytes(), memory_parts()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
-    ranks = run.rank.gather((times, run.peaks, rss, pss, gradient_bytes(run.parameters), compile_seconds))
+    ranks = run.rank.gather((times, run.peaks, rss, parts, gradient_bytes(run.parameters), compile_seconds))
     launch, init, building, warmup = (max(column) for column in zip(*(rank[0] for rank in ranks), strict=True))
     return Measurement(
         epochs=epochs,
@@ -77,7 +91,7 @@ def gather_run(
         flops_per_sample=flops_per_sample(run.spec.workload) if run.spec.count_flops and run.rank.rank == 0 else None,
         peak_memory_bytes=[value for rank in ranks for value in rank[1]],
         host_peak_rss_bytes=sum(rank[2] for rank in ranks),
-        host_pss_bytes=None if any(rank[3] is None for rank in ranks) else sum(rank[3] for rank in ranks),
+        host_memory_bytes=shared_once([rank[3] for rank in ranks]),
         gradient_bytes=max(rank[4] for rank in ranks),
         details=dict(run.strategy.details()),
         warnings=list(run.strategy.warnings()),

@@ -10,8 +10,8 @@ from functools import partial
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from bench.kinship import die_with_parent
 from bench.worker.batches import TrainingBatches
-from bench.worker.parent import die_with_parent
 
 
 class StoredSamples(Dataset[tuple[Tensor, Tensor]]):

@@ -1,25 +1,19 @@
-"""A worker's ties to its parent: it dies with it, and tells it why it failed."""
+"""What a rank tells its parent when it fails or is asked: its account, and its stack."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from bench.wire import RankError, RunSpec, error_path, stack_path
 
-_PR_SET_PDEATHSIG = 1
-_FOLLOW_SECONDS = 1.0
 _COLLECTIVE_MARKS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl", "socket")
 _OOM_MARKS = (
     "out of memory",
@@ -29,39 +23,6 @@ _OOM_MARKS = (
     "status_alloc_failed",
 )
 _LONGEST_MESSAGE = 600
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """End this process when the parent dies; workers of torch's launcher outlive it otherwise.
-
-    On Linux the kernel sends SIGKILL, whatever the process does; elsewhere a thread looks every second, which a call
-    into C that keeps the interpreter's lock delays. `parent_pid` 0 leaves the worker alone, for launchers that are not
-    the parent.
-    """
-    if parent_pid == 0:
-        return
-    if not sys.platform.startswith("linux"):
-        threading.Thread(target=_follow, args=(parent_pid,), daemon=True).start()
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        # The parent died before the request was in force.
-        os._exit(1)
-
-
-def _follow(parent_pid: int) -> None:
-    """Exit once the parent has.
-
-    Windows has no new parent for an orphan, and a virtual environment's Python there stands between the two: the
-    parent itself is asked for as well.
-    """
-    try:
-        parent = psutil.Process(parent_pid)
-        while parent.is_running() and (sys.platform == "win32" or os.getppid() == parent_pid):
-            time.sleep(_FOLLOW_SECONDS)
-    except psutil.NoSuchProcess:
-        pass
-    os._exit(1)
 
 
 def show_stack_when_asked(folder: Path, rank: int) -> None:
