@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from bench.factors import CELL_FACTORS
+from bench.run.leftovers import marked
 from bench.wire import CellSpec, RunSpec
 from strategies.places import Plan, data_parallel
 
@@ -93,17 +94,26 @@ def await_true(condition: Callable[[], Any], *, seconds: float, what: str) -> An
 
 
 def workers(folder: Path) -> list[psutil.Process]:
-    """Ranks of a campaign in that folder that are alive."""
-    place = str(folder.resolve()) + os.sep
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if "bench.worker" in words and any(word.startswith(place) for word in words):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    """Ranks of a campaign in that folder that are alive, and what they started."""
+    return [process for process in marked(folder) if SERVER not in _words(process)]
+
+
+SERVER = "bench.worker.server"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """The command of a process that is not a copy of another one: a forked rank has its server's."""
+    try:
+        parent = process.parent()
+        forked = parent is not None and parent.cmdline() == process.cmdline()
+        return [] if forked else process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    """Processes that fork the ranks of a campaign in that folder."""
+    return [process for process in marked(folder) if SERVER in _words(process)]
 
 
 def await_ranks(folder: Path, run: str = "*", *, number: int = 2, phase: str = "") -> list[psutil.Process]:
@@ -137,7 +147,6 @@ def spec(folder: Path, data: Mapping[str, Any], *, plan: Plan | None = None, **c
         "run_id": folder.name,
         "folder": str(folder),
         "rendezvous": str(folder / "rendezvous"),
-        "parent_pid": os.getpid(),
         "strategy_files": (),
         "device_kind": "cpu",
         "backend": "gloo",

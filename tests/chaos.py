@@ -39,6 +39,8 @@ WEIGHTS = {
     "hang": 1,
     "interrupt_parent": 1,
     "kill_parent": 1,
+    "kill_agent": 1,
+    "kill_server": 1,
     "outside": 2,
 }
 HANG_SECONDS = 40
@@ -67,6 +69,9 @@ def expected_statuses(fault: Fault) -> list[str]:
         "raise": ["crashed"],
         "hang": ["timeout"],
         "interrupt_parent": ["interrupted", "ok"],
+        # A run is tried once more where what had started its ranks is lost.
+        "kill_agent": ["crashed", "ok"],
+        "kill_server": ["crashed", "ok"],
     }.get(fault.kind, ["ok"])
 
 

@@ -36,6 +36,16 @@ SLOW_SECONDS = 0.3
 GROUP_SECONDS = 5
 
 
+def _ancestor(module: str) -> int:
+    """The process above this one that runs that module and is no copy of itself, as a forked rank is of its server."""
+    return next(p.pid for p in reversed(psutil.Process().parents()) if module in p.cmdline())
+
+
+def _command() -> int:
+    """The campaign's own process: the parent of the agent that watches this rank."""
+    return psutil.Process(_ancestor("bench.run.agent")).ppid()
+
+
 class DeliberateError(Exception):
     """Raised by a fault; its name in a reason shows that the failing rank was heard."""
 
@@ -169,16 +179,22 @@ class Faulty(DDP):
         atexit.register(hang_on_purpose)
 
     def _do_interrupt_parent(self, phase: str) -> None:
-        self._signal_parent_once(signal.SIGINT)
+        self._signal_once(signal.SIGINT, _command())
 
     def _do_kill_parent(self, phase: str) -> None:
-        self._signal_parent_once(signal.SIGKILL)
+        self._signal_once(signal.SIGKILL, _command())
 
-    def _signal_parent_once(self, number: signal.Signals) -> None:
+    def _do_kill_agent(self, phase: str) -> None:
+        self._signal_once(signal.SIGKILL, _ancestor("bench.run.agent"))
+
+    def _do_kill_server(self, phase: str) -> None:
+        self._signal_once(signal.SIGKILL, _ancestor("bench.worker.server"))
+
+    def _signal_once(self, number: signal.Signals, pid: int) -> None:
         mark = Path(self.fault.mark)
         if not mark.exists():
             mark.touch()
-            os.kill(os.getppid(), number)
+            os.kill(pid, number)
             # The run does not end before the parent has ended it.
             hang_on_purpose()
 

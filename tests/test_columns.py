@@ -296,7 +296,7 @@ def test_a_file_without_them_cannot_be_continued(tmp_path):
 def test_columns_that_came_later_read_as_blank_in_older_files(tmp_path):
     """A file written before they were there: they are None or "", and the values beside them are where they belong."""
     added = {column.name for column in RUN_COLUMNS if column.added}
-    assert {"host_pss_bytes", "gradient_bytes", "comm_trace_seconds"} <= added
+    assert {"host_memory_bytes", "gradient_bytes", "comm_trace_seconds"} <= added
     older = [column for column in RUN_COLUMNS if not column.added]
     values = {column.name: {"str": "x", "int": 3, "float": 0.5, "bool": True}[column.kind] for column in older}
     path = tmp_path / "runs.csv"

@@ -15,11 +15,12 @@ import pytest
 import torch
 from campaigns import spec
 
+from bench import kinship
 from bench.errors import UserError
 from bench.machine import detect, host
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
-from bench.run import interrupts, launch, leftovers, resolve
+from bench.run import interrupts, launch, node, resolve
 from bench.run.prepare import Request, prepare_job
 from bench.view.progress import Quiet
 from bench.wire import stack_path
@@ -71,10 +72,10 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(tmp_path: Path, monkeypa
 
 FOLLOWER = """
 import os, sys, threading, time
-from bench.worker import parent
+from bench import kinship
 sys.platform = "darwin"
-parent._FOLLOW_SECONDS = 0.02
-parent.die_with_parent(os.getppid())
+kinship._FOLLOW_SECONDS = 0.02
+kinship.die_with_parent(os.getppid())
 for _ in range(5):
     time.sleep(0.05)
 print("alive beside its parent", flush=True)
@@ -100,12 +101,12 @@ def test_without_the_kernels_help_a_rank_follows_its_parent() -> None:
 
 def test_without_the_signal_no_rank_is_asked_for_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end a rank that does not know it."""
-    asked: list[int] = []
-    handler = SimpleNamespace(proc=SimpleNamespace(send_signal=asked.append))
-    watch = launch._Watch(SimpleNamespace(subprocess_handlers={0: handler}), spec(tmp_path, NO_DATA), None)
+    asked: list[list[int]] = []
+    node = SimpleNamespace(ask_for_stacks=lambda run, ranks: asked.append(ranks), pump=lambda seconds: None)
+    watch = launch._Watch(node, None, spec(tmp_path, NO_DATA), None, None)
     monkeypatch.setattr(launch, "STACK_SECONDS", 0.0)
     watch._stacks([0])
-    assert asked == [signal.SIGUSR1]
+    assert asked == [[0]]
     monkeypatch.delattr(signal, "SIGUSR1")
     assert watch._stacks([0]) == {}
     assert len(asked) == 1
@@ -117,20 +118,31 @@ def test_without_a_register_for_stacks_none_is_written(tmp_path: Path, monkeypat
     assert not stack_path(tmp_path, 0).exists()
 
 
-@pytest.mark.parametrize(
-    ("owner", "lacking", "ended_by"), [(os, "getsid", signal.SIGKILL), (signal, "SIGKILL", signal.SIGTERM)]
-)
-def test_ranks_are_ended_without_sessions_or_sigkill(
-    monkeypatch: pytest.MonkeyPatch, owner: object, lacking: str, ended_by: signal.Signals
-) -> None:
-    monkeypatch.delattr(owner, lacking)
-    looked: list[int] = []
-    monkeypatch.setattr(leftovers.psutil, "pids", lambda: looked.append(1) or [])
-    closed: list[tuple[int, int]] = []
-    context = SimpleNamespace(pids=lambda: {0: 1}, close=lambda number, timeout: closed.append((number, timeout)))
-    launch._end(context, Path())
-    assert closed == [(ended_by, launch.KILL_SECONDS)]
-    assert bool(looked) == hasattr(os, "getsid")
+@pytest.mark.parametrize("lacking", [None, "killpg"])
+def test_ranks_are_ended_where_there_are_no_sessions(monkeypatch: pytest.MonkeyPatch, lacking: str | None) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        if lacking:
+            monkeypatch.delattr(os, lacking)
+        kinship.end_session(rank.pid)
+        assert rank.wait(10) == -signal.SIGKILL
+        # One that is gone already is no trouble.
+        kinship.end_session(rank.pid)
+    finally:
+        rank.kill()
+
+
+def test_without_a_way_to_look_for_children_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "WNOHANG")
+    monkeypatch.setattr(kinship.psutil, "Process", lambda *_: pytest.fail("asked for children"))
+    assert kinship.end_strays(()) == []
+
+
+@pytest.mark.parametrize(("platform", "forks"), [("linux", True), ("darwin", False), ("win32", False)])
+def test_ranks_are_forked_on_linux_alone(monkeypatch: pytest.MonkeyPatch, platform: str, forks: bool) -> None:
+    """Elsewhere libraries that torch loads may hold threads or locks that a fork does not take along."""
+    monkeypatch.setattr(node, "sys", SimpleNamespace(platform=platform))
+    assert node.can_fork() is forks
 
 
 @pytest.mark.parametrize("lacking", ["SIGHUP", "SIGTERM"])
@@ -140,12 +152,6 @@ def test_the_signals_that_there_are_interrupt(monkeypatch: pytest.MonkeyPatch, l
     with interrupts.interruptible(), pytest.raises(interrupts.Interrupted, match="SIGINT"):
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_the_launchers_handlers_without_sigquit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(signal, "SIGQUIT")
-    with launch._own_handlers():
-        assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGQUIT"
 
 
 @pytest.mark.parametrize(

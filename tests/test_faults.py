@@ -75,7 +75,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
     faults = {**HANGING, **BESIDE}
     table = write_table(folder / "faults.py", faults)
     process = start(
-        toy(folder / "out", "--strategy-file", str(table), "--timeout", "45", strategies=list(faults)),
+        toy(folder / "out", "--strategy-file", str(table), "--timeout", "20", strategies=list(faults)),
     )
     yield folder / "out", process
     process.kill()
@@ -229,7 +229,7 @@ def test_a_rank_that_hangs_in_a_step_is_told_from_the_one_that_waits(hung: Path)
     """Both ranks are at the same step: only their stacks say which of them is in the collective."""
     row = by_strategy(hung)["hang_later_1"]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("no result after 45 s; behind the others: rank 1 in timed after step 1, ")
+    assert row["reason"].startswith("no result after 20 s; behind the others: rank 1 in timed after step 1, ")
     assert "in hang_on_purpose, fault_strategies.py line" in row["reason"]
     assert "rank 0" not in row["reason"]
     stack = next(hung.glob("logs/b00-hang_later_1-*/rank1.stack.log")).read_text()
@@ -240,7 +240,7 @@ def test_a_rank_that_is_stopped_is_told_from_the_one_that_waits(hung: Path) -> N
     """It cannot be asked for its stack; the rank that can is seen to wait."""
     row = by_strategy(hung)["stop_later_1"]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("no result after 45 s; behind the others: rank 1 in timed after step 1, ")
+    assert row["reason"].startswith("no result after 20 s; behind the others: rank 1 in timed after step 1, ")
     assert "rank 0" not in row["reason"]
     assert next(hung.glob("logs/b00-stop_later_1-*/rank0.stack.log")).read_text()
     assert not list(hung.glob("logs/b00-stop_later_1-*/rank1.stack.log"))
@@ -249,7 +249,7 @@ def test_a_rank_that_is_stopped_is_told_from_the_one_that_waits(hung: Path) -> N
 def test_a_rank_that_hangs_while_building_is_named(hung: Path) -> None:
     row = by_strategy(hung)["hang_build_0"]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("no result after 45 s; behind the others: rank 0 in build, ")
+    assert row["reason"].startswith("no result after 20 s; behind the others: rank 0 in build, ")
     assert "rank 1" not in row["reason"]
 
 

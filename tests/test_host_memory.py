@@ -16,7 +16,9 @@ from campaigns import save_arrays, spec
 
 from bench.machine.network import loopback_interface
 from bench.run.launch import launch
-from bench.wire import Measurement
+from bench.run.node import LocalNode
+from bench.wire import Measurement, RunSpec
+from bench.worker.account import shared_once
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="smaps is Linux's"),
@@ -98,8 +100,8 @@ def test_the_ranks_of_a_machine_share_one_copy_of_the_dataset(tmp_path: Path) ->
     size = data["train_inputs"].stat().st_size
     assert int(found.details["rss"]) == pytest.approx(size, rel=0.02)
     assert int(found.details["pss"]) == pytest.approx(size / 2, rel=0.02)
-    assert found.host_pss_bytes is not None
-    assert size < found.host_pss_bytes < found.host_peak_rss_bytes
+    assert found.host_memory_bytes is not None
+    assert size < found.host_memory_bytes < found.host_peak_rss_bytes
 
 
 def torch_itself(folder: Path) -> int:
@@ -120,3 +122,36 @@ def test_a_rank_holds_weights_gradients_and_momentum_once_and_little_more(tmp_pa
     assert found.gradient_bytes == 4 * 23_528_522
     held = int(found.details["anonymous"]) - torch_itself(tmp_path)
     assert 3.9 * found.gradient_bytes < held < 5 * found.gradient_bytes, held / found.gradient_bytes
+
+
+def test_what_processes_share_counts_once_however_many_share_it() -> None:
+    """Two ranks of 5 and 7 own bytes that share 100: 112, and the same with a third process that only shares."""
+    assert shared_once([[(5, 100)], [(7, 100)]]) == 112
+    assert shared_once([[(5, 100), (0, 100)], [(7, 100)]]) == 112
+    assert shared_once([[(5, 3)]]) == 8
+    assert shared_once([[(5, 100)], None]) is None
+
+
+def test_a_sibling_that_shares_pages_changes_no_figure(tmp_path: Path) -> None:
+    """The same run beside a process that was forked from the same server, and without one."""
+    data = save_arrays(tmp_path / "data")
+    with LocalNode() as node:
+        alone = launch(spec(tmp_path / "one", data, start="warm"), node=node).measurement
+        made = spec(tmp_path / "waiting", data, start="warm")
+        # A second run of the same server, alive while the third is measured.
+        run = node.start(made, _written(made))
+        try:
+            beside = launch(spec(tmp_path / "three", data, start="warm"), node=node).measurement
+        finally:
+            node.end(run)
+    assert alone is not None
+    assert beside is not None
+    assert beside.host_memory_bytes == pytest.approx(alone.host_memory_bytes, rel=0.05)
+    assert beside.host_peak_rss_bytes == pytest.approx(alone.host_peak_rss_bytes, rel=0.05)
+
+
+def _written(made: RunSpec) -> Path:
+    path = Path(made.folder) / "spec.json"
+    path.parent.mkdir(parents=True)
+    made.write(path)
+    return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import sys
 import time
@@ -16,8 +15,7 @@ from campaigns import spec
 
 from bench import heartbeat
 from bench.heartbeat import PHASES, Beat, Heartbeat
-from bench.machine import network
-from bench.run import interrupts, launch
+from bench.run import interrupts
 from bench.run.verdict import Frame, exit_name, judge, read_stack, timeout_reason
 from bench.wire import Measurement, RankError, error_path, heartbeat_path, measurement_path
 from bench.worker import parent
@@ -318,46 +316,6 @@ def test_the_account_is_left_even_where_the_log_cannot_be_written(run, monkeypat
     left = RankError.read(error_path(Path(run.folder), 1))
     assert left is not None
     assert (left.rank, left.phase, str(left)) == (1, "timed", "KeyError: 'x'")
-
-
-# -- what a rank is told ---------------------------------------------------------------------------------------------
-
-
-def test_the_environment_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "loopback_interface", lambda: "lo0")
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    told = launch.worker_environment(spec(tmp_path, NO_DATA, threads_per_device=3), 1)
-    assert {name: told[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")} == {
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "3",
-    }
-    assert (told["CUDA_VISIBLE_DEVICES"], told["CUDA_DEVICE_ORDER"]) == ("", "PCI_BUS_ID")
-    on_gpu = launch.worker_environment(spec(tmp_path, NO_DATA, device_kind="cuda"), 0)
-    assert "CUDA_VISIBLE_DEVICES" not in on_gpu
-    assert on_gpu["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
-@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-@pytest.mark.parametrize("preset", [None, "eth7"])
-def test_ranks_of_one_machine_meet_on_loopback_whatever_is_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, preset: str | None
-) -> None:
-    monkeypatch.setattr(network, "loopback_interface", lambda: "lo0")
-    monkeypatch.delenv(name, raising=False)
-    if preset:
-        monkeypatch.setenv(name, preset)
-    assert launch.worker_environment(spec(tmp_path, NO_DATA), 1)[name] == "lo0"
-    monkeypatch.setattr(network, "loopback_interface", lambda: None)
-    assert name not in launch.worker_environment(spec(tmp_path, NO_DATA), 1)
-
-
-def test_the_launchers_variable_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
-    with launch._own_handlers():
-        assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGQUIT"
-    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
 
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:

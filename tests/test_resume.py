@@ -183,6 +183,7 @@ SAME_WORK = {
     "description": "d",
     "blocks": 0,
     "timeout": 9.0,
+    "start": "cold",
     "baseline": "ddp@1",
     "control": False,
     "breakdown": True,

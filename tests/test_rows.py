@@ -71,7 +71,7 @@ def measurement(*epochs, **changes):
         "flops_per_sample": 700.0,
         "peak_memory_bytes": [],
         "host_peak_rss_bytes": 1000,
-        "host_pss_bytes": 900,
+        "host_memory_bytes": 900,
         "gradient_bytes": 400,
         "details": {"split": "1/2 layers"},
         "warnings": [],
@@ -187,7 +187,7 @@ def test_memory_is_of_the_fullest_and_the_emptiest_device_and_blank_without_any(
     assert (row["peak_memory_bytes_max"], row["peak_memory_bytes_min"]) == (7, 3)
     (cpu,) = rows_of()
     assert (cpu["peak_memory_bytes_max"], cpu["peak_memory_bytes_min"]) == (None, None)
-    assert (cpu["host_peak_rss_bytes"], cpu["host_pss_bytes"], cpu["gradient_bytes"]) == (1000, 900, 400)
+    assert (cpu["host_peak_rss_bytes"], cpu["host_memory_bytes"], cpu["gradient_bytes"]) == (1000, 900, 400)
 
 
 def test_breakdown_times_are_maxima_over_ranks():

@@ -25,7 +25,7 @@ def free_port() -> int:
 def test_two_ranks_under_torchrun_give_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    spec(folder, save_arrays(tmp_path), rendezvous="env://", parent_pid=0).write(tmp_path / "spec.json")
+    spec(folder, save_arrays(tmp_path), rendezvous="env://").write(tmp_path / "spec.json")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", loopback_interface() or "lo")
     options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     options += ["--log-dir", str(tmp_path / "logs")]
@@ -68,7 +68,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def start_rank(folder: Path, variables: dict[str, str]) -> subprocess.Popen[str]:
     folder.mkdir()
     arrays = save_arrays(folder)
-    spec(folder, arrays, rendezvous="env://", parent_pid=0, timeout_seconds=600.0).write(folder / "spec.json")
+    spec(folder, arrays, rendezvous="env://", timeout_seconds=600.0).write(folder / "spec.json")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     return subprocess.Popen(
         [sys.executable, "-m", "bench.worker", str(folder / "spec.json")],

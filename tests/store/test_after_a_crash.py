@@ -113,23 +113,23 @@ def test_steps_whose_run_has_no_row_are_set_aside(store: Store) -> None:
 
 
 def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> None:
-    """Numbers are used again: only a worker of this very folder is ended."""
-    wait = "import sys; sys.stdin.read()"
-    here = str(store.folder / "logs" / "b00" / "spec.json")
-    elsewhere = str(tmp_path / "other" / "spec.json")
+    """What a process was started with says whose it is, and not its number: numbers are used again."""
+    wait = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    places = (str(store.folder / "logs" / "b00"), str(store.folder / "logs"), str(tmp_path / "other" / "logs"), "")
     started = [
-        subprocess.Popen([sys.executable, "-c", wait, *words], stdin=subprocess.PIPE)
-        for words in (("bench.worker", here), ("bench.worker", elsewhere), ("something.else", here))
+        subprocess.Popen(wait, stdin=subprocess.PIPE, env={**os.environ, "STRATEGYBENCH_RUN_FOLDER": place})
+        for place in places
     ]
     try:
+        assert store.end_orphans() == []
         store.note_running("b00", [process.pid for process in started])
         with pytest.MonkeyPatch.context() as windows:
             # That system has no such signal, and psutil does not need it there.
             windows.delattr(signal, "SIGKILL")
             windows.setattr(psutil.Process, "kill", lambda process: os.kill(process.pid, 9))
-            assert store.end_orphans() == [started[0].pid]
-        assert started[0].wait(10) == -9
-        assert [process.poll() for process in started[1:]] == [None, None]
+            assert sorted(store.end_orphans()) == sorted(process.pid for process in started[:2])
+        assert [process.wait(10) for process in started[:2]] == [-9, -9]
+        assert [process.poll() for process in started[2:]] == [None, None]
         assert not (store.folder / RUNNING).exists()
         assert store.end_orphans() == []
     finally:
@@ -140,7 +140,7 @@ def test_orphans_are_ended_and_others_are_not(store: Store, tmp_path: Path) -> N
 
 
 def test_what_an_orphan_started_is_ended_too(store: Store, tmp_path: Path) -> None:
-    """The rank itself is gone: its session and the variable of its run tell whose its children are."""
+    """The rank itself is gone: the variable of its run tells whose its children are."""
     parent = (
         "import os, subprocess, sys\n"
         "child = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
@@ -161,6 +161,6 @@ def test_what_an_orphan_started_is_ended_too(store: Store, tmp_path: Path) -> No
         theirs.kill()
 
 
-def test_a_broken_note_of_what_ran_ends_nobody(store: Store) -> None:
+def test_a_broken_note_of_what_ran_ends_nobody_else(store: Store) -> None:
     (store.folder / RUNNING).write_text('{"pids": [1')
     assert store.end_orphans() == []
