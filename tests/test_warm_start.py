@@ -178,6 +178,35 @@ def test_a_module_from_another_place_is_refused(tmp_path: Path, arrays: dict[str
     assert "not from /elsewhere/bench/__init__.py" in outcome.reason
 
 
+# -- where forking is not safe ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("raise RuntimeError('broken')", "it ended with exit code 1 while it loaded what ranks need"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+            "it has 2 threads once everything is loaded",
+        ),
+    ],
+)
+def test_ranks_are_started_cold_where_the_server_is_not_fit_for_forking(tmp_path: Path, module: str, why: str) -> None:
+    """A library that fails or starts a thread as it is loaded; ranks of a workload that does not need it run."""
+    (tmp_path / "torchvision" / "models").mkdir(parents=True)
+    (tmp_path / "torchvision" / "__init__.py").write_text(module)
+    (tmp_path / "torchvision" / "models" / "__init__.py").touch()
+    (tmp_path / "torchvision" / "models" / "resnet.py").touch()
+    done = run(
+        toy(tmp_path / "out", strategies=["ddp", "ddp_syncbn"]),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)]),
+    )
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "out")
+    assert [(row["status"], row["start"]) for row in found] == [("ok", "cold")] * 2
+    assert all(f"the process that would fork them is not fit for it: {why}" in row["warnings"] for row in found)
+
+
 # -- who is killed or stopped -----------------------------------------------------------------------------------------
 
 Kill = Callable[[dict[str, psutil.Process]], None]

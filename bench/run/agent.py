@@ -72,7 +72,6 @@ class ServerProcess:
         assert self.process.stdout is not None
         listen(self.process.stdout.fileno(), heard, self)
         self.ready = False
-        self.unfit = ""
         self.waiting: list[NodeRun] = []
 
     def order(self, message: Mapping[str, Any]) -> None:
@@ -100,6 +99,7 @@ class Agent:
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._runs: dict[str, NodeRun] = {}
         self._server: ServerProcess | None = None
+        self._unfit = ""
 
     def serve(self) -> None:
         listen(0, self._heard, "orders")
@@ -146,6 +146,9 @@ class Agent:
         if order["how"] == COLD:
             self._start_cold(run)
             return
+        if self._unfit:
+            self._start_otherwise(run)
+            return
         if self._server is None:
             self._server = ServerProcess(spec, self._heard)
         if self._server.ready:
@@ -155,15 +158,15 @@ class Agent:
 
     def _start_warm(self, run: NodeRun) -> None:
         assert self._server is not None
-        if self._server.unfit:
-            say({"run": run.name, "how": COLD, "why": self._server.unfit})
-            self._start_cold(run)
-            return
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
             environment = rank_environment(run.spec, rank, asked=run.asked)
             files = {"stdout": str(stdout), "stderr": str(stderr), "spec": run.path}
             self._server.order({"run": run.name, "rank": rank, "environment": environment, **files})
+
+    def _start_otherwise(self, run: NodeRun) -> None:
+        say({"run": run.name, "how": COLD, "why": self._unfit})
+        self._start_cold(run)
 
     def _start_cold(self, run: NodeRun) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in UNDONE}
@@ -190,9 +193,9 @@ class Agent:
         assert server is not None
         for message in messages:
             if "server" in message:
-                server.ready, server.unfit = True, message["unfit"]
+                server.ready, self._unfit = True, message["unfit"]
                 for run in server.waiting:
-                    self._start_warm(run)
+                    self._start_otherwise(run) if self._unfit else self._start_warm(run)
                 server.waiting.clear()
                 continue
             found = self._runs.get(message["run"])
@@ -209,6 +212,11 @@ class Agent:
         server, self._server = self._server, None
         assert server is not None
         code = server.end()
+        if not server.ready:
+            self._unfit = f"it ended with {_ended_with(code)} while it loaded what ranks need"
+            for run in server.waiting:
+                self._start_otherwise(run)
+            return
         warm = [run for run in self._runs.values() if not run.processes and not (run.pids and run.over)]
         for run in warm:
             run.codes = dict.fromkeys(run.pids, -SIGKILL)
@@ -258,6 +266,7 @@ class Agent:
         end_strays(known | ({self._server.process.pid} if self._server else set()))
 
     def _retire_server(self) -> None:
+        self._unfit = ""
         if self._server is not None:
             self._server.end()
             self._server = None

@@ -64,11 +64,9 @@ def launch(
 
 
 def _otherwise_started(run: LiveRun) -> tuple[str, ...]:
-    return (
-        (f"started from a fresh interpreter: the process that forks ranks is not fit for it, {run.why}",)
-        if run.why
-        else ()
-    )
+    if not run.why:
+        return ()
+    return (f"ranks were not forked, since the process that would fork them is not fit for it: {run.why}",)
 
 
 def _fresh_folder(spec: RunSpec) -> Path:
