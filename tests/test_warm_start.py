@@ -15,6 +15,7 @@ import pytest
 from campaigns import await_ranks, await_true, rows, run, save_arrays, servers, spec, start, toy
 from fault_strategies import Fault, write_table
 
+from bench.run import agent as agents
 from bench.run.launch import launch
 from bench.run.leftovers import marked
 from bench.run.node import LocalNode, can_fork
@@ -382,3 +383,28 @@ def test_a_rank_that_exits_with_code_0_before_a_result_has_crashed(
     outcome = launch(made, node=node)
     assert (outcome.status, outcome.exit_code) == ("crashed", 0)
     assert outcome.reason.startswith("rank 1 exited with code 0 before the run was complete")
+
+
+def test_a_run_that_is_ended_while_its_ranks_are_being_forked_is_ended_whole(
+    tmp_path: Path, arrays: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks whose pids are not known yet are ended once they are, and the run is not over before."""
+    said: list[dict[str, Any]] = []
+    ended: list[int] = []
+    monkeypatch.setattr(agents, "say", said.append)
+    monkeypatch.setattr(agents, "end_session", ended.append)
+    agent = agents.Agent()
+    run = agents.NodeRun("r", spec(tmp_path, arrays), "spec.json", 0, ordered=2)
+    agent._runs["r"] = run
+    agent._heed({"do": "end", "run": "r"})
+    agent._see_to_ends()
+    assert (ended, said) == ([], [])
+    run.pids |= {0: 11, 1: 12}
+    agent._see_to_ends()
+    assert ended == [11, 12]
+    run.codes |= {0: -9, 1: -9}
+    agent._see_to_ends()
+    assert said == [{"run": "r", "ended": True}]
+    # One that is not known, or was never started, is over at once.
+    agent._heed({"do": "end", "run": "other"})
+    assert said[-1] == {"run": "other", "ended": True}

@@ -35,21 +35,25 @@ from bench.factors import COLD
 from bench.kinship import PARENT_VARIABLE, adopt_orphans, end_session, end_strays
 from bench.lines import encode, listen
 from bench.run.environment import UNDONE, rank_environment, server_environment
+from bench.run.verdict import SIGKILL, exit_name
 from bench.wire import RunSpec
 
 POLL_SECONDS = 0.05
 SERVER_SECONDS = 5.0
-SIGKILL = 9  # signal.SIGKILL, which Windows lacks.
 
 
 @dataclass
 class NodeRun:
-    """One run's ranks on this node, by rank: pids, exit codes once they have ended, processes of those started cold."""
+    """One run's ranks on this node, by rank: pids, exit codes once they have ended, processes of those started cold.
+
+    `ordered` is how many were asked of the server or started: more than have a pid while it forks.
+    """
 
     name: str
     spec: RunSpec
     path: str
     asked: int
+    ordered: int = 0
     pids: dict[int, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -57,7 +61,7 @@ class NodeRun:
 
     @property
     def over(self) -> bool:
-        return self.pids.keys() == self.codes.keys()
+        return len(self.codes) == self.ordered
 
 
 class ServerProcess:
@@ -158,6 +162,7 @@ class Agent:
 
     def _start_warm(self, run: NodeRun) -> None:
         assert self._server is not None
+        run.ordered = run.spec.processes
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
             environment = rank_environment(run.spec, rank, asked=run.asked)
@@ -170,6 +175,7 @@ class Agent:
 
     def _start_cold(self, run: NodeRun) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in UNDONE}
+        run.ordered = run.spec.processes
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
             environment = rank_environment(run.spec, rank, asked=run.asked) | {PARENT_VARIABLE: str(os.getpid())}
@@ -213,14 +219,14 @@ class Agent:
         assert server is not None
         code = server.end()
         if not server.ready:
-            self._unfit = f"it ended with {_ended_with(code)} while it loaded what ranks need"
+            self._unfit = f"it ended with {exit_name(code)} while it loaded what ranks need"
             for run in server.waiting:
                 self._start_otherwise(run)
             return
-        warm = [run for run in self._runs.values() if not run.processes and not (run.pids and run.over)]
-        for run in warm:
+        for run in [run for run in self._runs.values() if not run.processes and not run.over]:
             run.codes = dict.fromkeys(run.pids, -SIGKILL)
-            say({"run": run.name, "lost": _ended_with(code)})
+            run.ordered = len(run.pids)
+            say({"run": run.name, "lost": exit_name(code)})
         self._end_strays()
 
     def _look_at_processes(self) -> None:
@@ -292,13 +298,6 @@ def say(message: Mapping[str, Any]) -> None:
 def _logs(spec: RunSpec, rank: int) -> tuple[Path, Path]:
     folder = Path(spec.folder)
     return folder / f"rank{rank}.stdout.log", folder / f"rank{rank}.stderr.log"
-
-
-def _ended_with(code: int) -> str:
-    try:
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    except ValueError:
-        return f"signal {-code}"
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from bench.factors import COLD, WARM
 from bench.lines import encode, listen
 from bench.run.environment import agent_environment
 from bench.run.leftovers import end_marked
+from bench.run.verdict import exit_name
 from bench.wire import RunSpec
 
 END_SECONDS = 10.0
@@ -164,8 +164,7 @@ class LocalNode:
         agent, self._agent = self._agent, None
         if agent is None:
             return
-        code = agent.wait()
-        ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        ended = exit_name(agent.wait())
         _close(agent)
         for run in self._runs.values():
             run.lost = f"the agent that watched the ranks was ended by {ended}"
