@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="ranks are forked on Linu
 PLUGIN = '''
 """Ranks that write down where they find themselves."""
 
-import json, multiprocessing, os, signal, sys, threading
+import json, multiprocessing, os, random, signal, sys
+import numpy
 from pathlib import Path
 from strategies.ddp import DDP
 
@@ -44,7 +45,7 @@ class Telling(DDP):
             "environment": {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
             "cores": sorted(os.sched_getaffinity(0)),
             "line_buffering": [sys.stdout.line_buffering, sys.stderr.line_buffering],
-            "random": __import__("random").random(),
+            "random": [random.random(), float(numpy.random.random())],
         }))
 
 
@@ -120,7 +121,8 @@ def test_a_forked_rank_finds_itself_as_in_a_fresh_interpreter(told: dict[str, di
 
 
 def test_ranks_do_not_draw_the_same_random_numbers(told: dict[str, dict[int, dict[str, Any]]]) -> None:
-    assert told["warm"][0]["random"] != told["warm"][1]["random"]
+    drawn = [number for rank in (0, 1) for number in told["warm"][rank]["random"]]
+    assert len(set(drawn)) == 4
 
 
 def test_both_ways_compute_the_same(tmp_path: Path, arrays: dict[str, Path], node: LocalNode) -> None:

@@ -13,12 +13,13 @@ import contextlib
 import gc
 import importlib
 import os
-import random
 import select
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.kinship import PARENT_VARIABLE, adopt_orphans, die_with_parent, end_strays
 from bench.lines import LineBuffer, encode
@@ -104,8 +105,8 @@ def _become_rank(order: dict[str, Any], server: int) -> None:
         die_with_parent(server)
         _own_streams(order["stdout"], order["stderr"])
         os.environ.update(order["environment"])
-        # Ranks would draw the same numbers where a fresh interpreter seeds itself.
-        random.seed()
+        # Ranks would draw the same numbers where a fresh interpreter's numpy seeds itself; Python's own generator does.
+        np.random.seed()
         os.environ.pop(PARENT_VARIABLE, None)
         from bench.worker.__main__ import run_rank
 
