@@ -27,6 +27,7 @@ from pathlib import Path
 from campaigns import assert_none_left, command, start, toy
 from fault_strategies import PHASES, Fault, write_table
 
+from bench.factors import INTERRUPTED
 from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS
 from bench.results.csvfile import read_rows
 
@@ -162,7 +163,8 @@ def failing(fault: Fault) -> bool:
 def check(out: Path, faults: Mapping[str, Fault], *, signals: int = 0) -> list[str]:
     """Everything that is wrong with the campaign's files, in words; reading them checks every value's type.
 
-    Each of the `signals` from outside may have interrupted one more run, which was then measured again.
+    Each of the `signals` from outside may have interrupted one more run, which was then measured again: a first
+    attempt or that after one whose server or agent was lost.
     """
     problems = []
     rows = read_rows(out / "runs.csv", RUN_COLUMNS)
@@ -171,19 +173,23 @@ def check(out: Path, faults: Mapping[str, Fault], *, signals: int = 0) -> list[s
         found.setdefault(row["strategy"], []).append(row)
     for name, fault in faults.items():
         statuses, expected = [str(row["status"]) for row in found[name]], expected_statuses(fault)
-        extra = statuses[: len(statuses) - len(expected)]
-        if set(extra) == {"interrupted"} and len(extra) <= signals:
-            signals -= len(extra)
-            statuses = statuses[len(extra) :]
-        if statuses != expected:
+        more = statuses.count(INTERRUPTED) - expected.count(INTERRUPTED)
+        last, others = statuses[-1:] == expected[-1:], _others(statuses) == _others(expected)
+        if not (last and others and 0 <= more <= signals):
             reasons = [row["reason"] for row in found[name]]
-            problems.append(f"{name} {fault}: {[*extra, *statuses]}, expected {expected}: {reasons}")
-        elif failing(fault):
+            problems.append(f"{name} {fault}: {statuses}, expected {expected}: {reasons}")
+            continue
+        signals -= more
+        if failing(fault):
             problems += _check_reason(f"{name} {fault}", fault, str(found[name][-1]["reason"]))
     problems += [f"unknown strategy {name}" for name in found if name not in faults]
     problems += _check_ids_and_steps(out, rows)
     problems += [f"left behind: {path}" for path in [*out.glob("logs/*/rendezvous"), *out.glob("running.json")]]
     return problems
+
+
+def _others(statuses: list[str]) -> list[str]:
+    return [status for status in statuses if status != INTERRUPTED]
 
 
 def _check_reason(name: str, fault: Fault, reason: str) -> list[str]:

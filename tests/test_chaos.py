@@ -102,8 +102,15 @@ def test_the_check_finds_lost_doubled_and_wrong_rows(tmp_path: Path) -> None:
     again = ("5", "c", "interrupted", "ended by SIGINT")
     assert any("expected ['ok']" in text for text in problems(a, interrupted, b, again, c, steps=full, signals=1))
     assert any("expected ['ok']" in text for text in problems(a, b, interrupted, c, steps=full, signals=1))
+    # The attempt after a lost server may be interrupted too.
+    faults["d"] = Fault("kill_server", 0, "build")
+    lost, cut, d = ("6", "d", "crashed", "lost"), ("7", "d", "interrupted", "SIGTERM"), ("8", "d", "ok", "")
+    more = full | {"8": 6}
+    assert problems(a, b, c, lost, cut, d, steps=more, signals=1) == []
+    assert any("kill_server" in text for text in problems(a, b, c, lost, cut, d, steps=more))
+    assert problems(a, b, c, cut, d, steps=more, signals=1) != []
     (tmp_path / "running.json").touch()
-    assert any("left behind" in text for text in problems(a, b, c, steps=full))
+    assert any("left behind" in text for text in problems(a, b, c, lost, d, steps=more))
 
 
 def test_the_reason_of_a_hang_names_nobody_else() -> None:

@@ -32,6 +32,7 @@ WRONG_VALUES = {
     "compile": ["true", '"fast"'],
     "data_pipeline": ['"dali"', "1"],
     "trace": ["1", '"on"'],
+    "start": ['"hot"', "true"],
     "loader_workers": ["-1", "0.5"],
     "description": ["1", '""'],
     "device": ['"gpu"', "0"],
