@@ -165,7 +165,7 @@ def spec(folder: Path, data: Mapping[str, Any], *, plan: Plan | None = None, **c
     return RunSpec(cell=CellSpec(cell, changes.pop("options", {}), plan.places), **run | changes)
 
 
-def save_arrays(folder: Path, *, workload: str = "toy") -> dict[str, Path]:
+def save_arrays(folder: Path, *, workload: str = "toy", train: int = 64) -> dict[str, Path]:
     """Small arrays as a workload stores them."""
     import numpy as np
 
@@ -183,7 +183,7 @@ def save_arrays(folder: Path, *, workload: str = "toy") -> dict[str, Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     made = {}
-    for part, count in (("train", 64), ("test", 32)):
+    for part, count in (("train", train), ("test", 32)):
         for what, make in (("inputs", inputs), ("targets", targets)):
             made[f"{part}_{what}"] = folder / f"{part}_{what}.npy"
             np.save(made[f"{part}_{what}"], make(count))

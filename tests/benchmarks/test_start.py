@@ -17,7 +17,8 @@ from bench.wire import Measurement
 
 STARTS = 20
 MOST_SECONDS = 1.0
-WORK = {"workload": "resnet50-cifar10", "batch_global": 16, "steps": 8, "synthetic": True}
+BATCH, STEPS = 16, 8
+WORK = {"workload": "resnet50-cifar10", "batch_global": BATCH, "steps": STEPS, "synthetic": True}
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="ranks are forked on Linux alone")
 
@@ -39,7 +40,7 @@ def test_a_forked_rank_is_at_its_first_step_within_a_second(
     benchmark: BenchmarkFixture, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     """ResNet-50 on two ranks, in turn with fresh interpreters; the first run, which waits for its server, apart."""
-    data = save_arrays(tmp_path / "data", workload="resnet50-cifar10")
+    data = save_arrays(tmp_path / "data", workload="resnet50-cifar10", train=BATCH * STEPS)
     seconds: dict[str, list[float]] = {"warm": [], "cold": []}
     timed: dict[str, list[float]] = {"warm": [], "cold": []}
     with LocalNode() as node:
