@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
+import pytest
+from forked_command import ForkedCommand
 
 from bench.factors import CELL_FACTORS
 from bench.run.leftovers import marked
+from bench.run.node import LocalNode, can_fork
 from bench.wire import CellSpec, RunSpec
 from strategies.places import Plan, data_parallel
 
@@ -35,6 +40,15 @@ def toy(out: Path, *arguments: str, strategies: Sequence[str] = ("single", "ddp"
 def run(
     arguments: Sequence[str], *, timeout: float = 240, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; that of this suite is forked where that makes no difference to the test."""
+    if _may_be_forked(arguments, environment):
+        process = start(arguments, cwd=cwd, **environment)
+        try:
+            out, errors = process.communicate(timeout)
+        finally:
+            process.kill()
+        assert process.returncode is not None
+        return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
     return subprocess.run(
         arguments,
         capture_output=True,
@@ -46,21 +60,68 @@ def run(
     )
 
 
+COMMAND = [sys.executable, "-m", "bench"]
+
+
+def _may_be_forked(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Not where something is to be found, or another program is to be run, in place of what is loaded already."""
+    return can_fork() and list(arguments[:3]) == COMMAND and "PYTHONPATH" not in environment
+
+
 def _heed_signals() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(arguments: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+Started = subprocess.Popen[str] | ForkedCommand
+
+
+def start(arguments: Sequence[str], *, cwd: Path | None = None, **environment: str) -> Started:
     """Start in the background. SIGINT and SIGHUP work whatever ignored them for the tests, such as nohup."""
+    if _may_be_forked(arguments, environment):
+        return ForkedCommand(arguments[3:], cwd=cwd, environment={**os.environ, **environment})
     return subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=cwd,
         env={**os.environ, **environment},
         preexec_fn=_heed_signals,
     )
+
+
+class _SharedNode:
+    """A node for one campaign of several that lasts as long as all of them, with its server."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def new_block(self) -> None:
+        pass
+
+
+def here(arguments: Sequence[str], node: LocalNode) -> subprocess.CompletedProcess[str]:
+    """The command in this process, its ranks on a node that is up: for tests that look at its files and words."""
+    from bench.cli import main
+    from bench.run import campaign
+
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr(campaign, "LocalNode", lambda: _SharedNode(node))
+        patch.setattr(sys, "argv", ["bench", *arguments[len(COMMAND) :]])
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(arguments, int(end.value.code or 0), out.getvalue(), errors.getvalue())
 
 
 def rows(folder: Path, name: str = "runs.csv") -> list[dict[str, str]]:

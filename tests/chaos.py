@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaigns import assert_none_left, command, start, toy
+from campaigns import Started, assert_none_left, command, start, toy
 from fault_strategies import PHASES, Fault, write_table
 
 from bench.factors import INTERRUPTED
@@ -95,7 +95,7 @@ def draw_signals(faults: Mapping[str, Fault], *, seed: int) -> list[Outside]:
     return [Outside(dice.choice(numbers), dice.uniform(0, 8), moment, dice.uniform(0, 0.05)) for moment in moments]
 
 
-def send(process: subprocess.Popen[str], out: Path, outside: Outside, *, begun: float) -> bool:
+def send(process: Started, out: Path, outside: Outside, *, begun: float) -> bool:
     """Send the signal when its time has come. False where the campaign ended before."""
 
     def written(pattern: str, since: float) -> bool:

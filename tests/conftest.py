@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
@@ -10,9 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+import forked_command
 import platformdirs
 import psutil
 import pytest
+
+from bench.run.node import LocalNode
 
 DATA_VARIABLE = "STRATEGYBENCH_TEST_DATA"
 
@@ -29,6 +33,32 @@ def cifar_root() -> Path:
 SESSION_VARIABLE = "STRATEGYBENCH_TEST_SESSION"
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
+OWN_TEMPORARY = ("wandb-", "pymp-")
+"""Folders that wandb and multiprocessing make for this process: they go when it ends."""
+SLOW = ("test_warm_start", "test_faults", "test_chaos", "test_faults_outside", "test_checkpoint", "test_readme")
+MOST_WORKERS = 8
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes that share the tests: two a core, since most of them wait for others half of their time.
+
+    None where a figure is measured, or where a few files are named, which are through before processes have started.
+    """
+    whole = config.args == config.getini("testpaths")
+    cores = len(psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else []) or os.cpu_count()
+    return min(MOST_WORKERS, 2 * (cores or 1)) if whole and not config.option.benchmark_only else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no process is left with one of them at the end."""
+    place = {name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: looking for garbage in all of torch and pandas takes tenths of a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _own_processes() -> dict[int, str]:
@@ -96,10 +126,17 @@ def nothing_is_left_behind(own_folders: Path) -> Iterator[None]:
     before = {folder: _names(folder) for folder in (ROOT, ROOT / "results")}
     segments = _segments()
     yield
+    forked_command.stop()
     _await_none(_own_processes)
     _await_none(lambda: _segments() - segments)
-    # Folders that wandb makes when it is imported go when this process ends.
-    assert {name for name in _names(own_folders) if "wandb-" not in name} == set()
+    _await_none(lambda: {name for name in _names(own_folders) if not any(mark in name for mark in OWN_TEMPORARY)})
     caches = {".hypothesis", ".benchmarks", ".pytest_cache", ".mypy_cache", ".ruff_cache", "build"}
     for folder, names in before.items():
         assert _names(folder) - names - caches == set(), folder
+
+
+@pytest.fixture(scope="session")
+def node(nothing_is_left_behind: None) -> Iterator[LocalNode]:
+    """One agent and its server for all tests that only start ranks."""
+    with LocalNode() as made:
+        yield made

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from campaigns import TOY, command, rows, run, save_arrays, spec, toy
+from campaigns import TOY, command, here, rows, run, save_arrays, spec, toy
 
 from bench.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
 from bench.run.launch import launch
+from bench.run.node import LocalNode
 from bench.workloads.toy import Toy
 from strategies.base import Context
 from strategies.places import one_process
@@ -155,10 +156,12 @@ def test_the_command_refuses_before_anything_starts(tmp_path: Path, make: str) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strategy(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strategy(
+    tmp_path: Path, node: LocalNode
+) -> None:
     arrays = save_arrays(tmp_path / "data")
     path = tmp_path / "ddp.pt"
-    first = launch(spec(tmp_path / "two", arrays, checkpoint=str(path)))
+    first = launch(spec(tmp_path / "two", arrays, checkpoint=str(path)), node=node)
     assert (first.status, first.reason) == ("ok", "")
     state = read_checkpoint(path, workload="toy")
     model = Toy().make_model()
@@ -167,8 +170,8 @@ def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strat
     assert {tensor.device.type for tensor in state["model"].values()} == {"cpu"}
     # One rank, another strategy, from there: the same samples give the loss of the loaded weights.
     one = {"strategy": "single", "plan": one_process(), "backend": ""}
-    fresh = launch(spec(tmp_path / "fresh", arrays, **one))
-    second = launch(spec(tmp_path / "one", arrays, initial_state=str(path), **one))
+    fresh = launch(spec(tmp_path / "fresh", arrays, **one), node=node)
+    second = launch(spec(tmp_path / "one", arrays, initial_state=str(path), **one), node=node)
     assert second.status == fresh.status == "ok"
     assert second.measurement is not None
     assert fresh.measurement is not None
@@ -187,7 +190,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_the_bare_model_and_to_another_strat
         assert torch.equal(value, state["model"][name])
 
 
-def test_a_campaign_resumes_with_the_checkpoint_it_was_begun_with(tmp_path: Path) -> None:
+def test_a_campaign_resumes_with_the_checkpoint_it_was_begun_with(tmp_path: Path, node: LocalNode) -> None:
     path = tmp_path / "start.pt"
     model, workload = Toy().make_model(), Toy()
     optimizer = workload.make_optimizer(model.parameters())
@@ -195,11 +198,11 @@ def test_a_campaign_resumes_with_the_checkpoint_it_was_begun_with(tmp_path: Path
     save_checkpoint(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, workload="toy", epoch=1)
     out = tmp_path / "out"
     made = command("smoke", "--strategies", "single", "--devices", "1", *TOY, "--quiet", "--out", str(out))
-    assert run([*made, "--init-from", str(path)]).returncode == 0
+    assert here([*made, "--init-from", str(path)], node).returncode == 0
     [first] = rows(out)
     header, _ = (out / "runs.csv").read_text().splitlines()
     (out / "runs.csv").write_text(header + "\n")
-    done = run(command("--resume", str(out), "--quiet"))
+    done = here(command("--resume", str(out), "--quiet"), node)
     assert done.returncode == 0, done.stderr
     [again] = rows(out)
     assert again["loss_first"] == first["loss_first"]

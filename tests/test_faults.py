@@ -6,16 +6,16 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from campaigns import assert_none_left, by_strategy, log, rows, run, save_arrays, spec, start, toy, workers
+from campaigns import Started, assert_none_left, by_strategy, log, rows, run, save_arrays, spec, start, toy, workers
 from fault_strategies import PHASES, Fault, write_table
 
 from bench import heartbeat
+from bench.run.node import LocalNode
 from bench.wire import heartbeat_path
 
 RAISING = {f"raise_{phase}_{rank}": Fault("raise", rank, phase) for phase in PHASES for rank in (0, 1)}
@@ -69,7 +69,7 @@ def _nobody_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Started]]:
     """A campaign that mostly waits, beside the one that works: deadlines long enough for a busy machine cost little."""
     folder = tmp_path_factory.mktemp("hanging")
     faults = {**HANGING, **BESIDE}
@@ -83,7 +83,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, su
 
 
 @pytest.fixture(scope="module")
-def hung(hanging: tuple[Path, subprocess.Popen[str]], campaign: Path) -> Path:
+def hung(hanging: tuple[Path, Started], campaign: Path) -> Path:
     """That campaign's folder once it has ended."""
     out, process = hanging
     _, errors = process.communicate(timeout=270)
@@ -331,7 +331,7 @@ def test_no_secret_reaches_a_file(campaign: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -> None:
+def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, node: LocalNode, rank: int) -> None:
     from bench.run.launch import launch
 
     table = write_table(tmp_path / "faults.py", {"f": Fault("raise", rank, "evaluate")})
@@ -346,7 +346,8 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
             strategy_files=(str(table),),
             steps=4,
             whole_epoch=True,
-        )
+        ),
+        node=node,
     )
     assert outcome.status == "crashed"
     assert outcome.reason == f"rank {rank} in evaluate: DeliberateError: rank {rank} was told to fail in evaluate"
@@ -360,7 +361,7 @@ def test_a_rank_that_raises_in_evaluation_is_quoted(tmp_path: Path, rank: int) -
 
 
 def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench.run import launch as launching
     from bench.run.launch import launch
@@ -381,7 +382,7 @@ def test_a_stale_rendezvous_and_stale_accounts_do_not_speak_for_a_run(
             listening.extend(_listening(pid))
 
     pids: list[int] = []
-    outcome = launch(spec(folder, save_arrays(tmp_path / "data")), on_start=pids.extend, on_progress=look)
+    outcome = launch(spec(folder, save_arrays(tmp_path / "data")), node=node, on_start=pids.extend, on_progress=look)
     assert (outcome.status, outcome.reason) == ("ok", "")
     # While it ran, every listening socket of its ranks was on the loopback interface; and there were some.
     assert listening
@@ -430,7 +431,7 @@ def test_the_disk_refuses_the_folder_of_a_run(tmp_path: Path) -> None:
         launch(spec(tmp_path / "logs" / "run", save_arrays(tmp_path / "data")))
 
 
-def test_signals_keep_their_handlers(tmp_path: Path) -> None:
+def test_signals_keep_their_handlers(tmp_path: Path, node: LocalNode) -> None:
     """torch's launcher would leave handlers of its own that raise an exception nobody here expects."""
     from bench.run.launch import launch
 
@@ -439,6 +440,7 @@ def test_signals_keep_their_handlers(tmp_path: Path) -> None:
     during: list[list[object]] = []
     outcome = launch(
         spec(tmp_path / "run", save_arrays(tmp_path / "data"), strategy="nosuch"),
+        node=node,
         on_start=lambda pids: during.append([signal.getsignal(number) for number in numbers]),
     )
     assert outcome.status == "crashed"

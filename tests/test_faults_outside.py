@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from campaigns import assert_none_left, await_ranks, await_true, rows, run, start, toy, workers
+from campaigns import Started, assert_none_left, await_ranks, await_true, here, rows, run, start, toy, workers
 from fault_strategies import Fault, write_table
+
+from bench.run.node import LocalNode
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +30,7 @@ def await_hang(out: Path) -> None:
     await_ranks(out, "b00-hanging-*", phase="warmup")
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end(process: Started) -> tuple[int, str]:
     """The exit code and what it said on stderr."""
     try:
         _, errors = process.communicate(timeout=60)
@@ -68,7 +69,7 @@ def test_a_campaign_that_is_ended_leaves_its_rows_and_no_rank(
     assert json.loads((out / "stop.json").read_text()) == {"stop_reason": f"interrupted by {signals[0].name}"}
 
 
-def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Path, node: LocalNode) -> None:
     out = tmp_path / "out"
     process = start(hanging(tmp_path, "ddp"))
     await_hang(out)
@@ -86,11 +87,11 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
         file.write("b00-hanging-2d-fp32-strong-g16,0,1,0,0.5,0.0\n")
     # The user mends the strategy and goes on, once told what that mixes.
     write_table(tmp_path / "faults.py", {"hanging": Fault("none")})
-    done = run([*RUN, "--resume", str(out)])
+    done = here([*RUN, "--resume", str(out)], node)
     assert done.returncode == 2, done.stderr
     assert f"other contents of the strategy file {tmp_path / 'faults.py'}; put them back, or add --force" in done.stderr
     assert rows(out)[:1] == before
-    done = run([*RUN, "--resume", str(out), "--force", "--quiet"])
+    done = here([*RUN, "--resume", str(out), "--force", "--quiet"], node)
     assert done.returncode == 0, done.stderr
     assert "runs.csv: the last line was half written; it is kept in runs.csv.half-line-" in done.stderr
     assert "steps.csv: 1 step(s) of a run that has no row; they are kept in steps.csv.without-run-" in done.stderr
@@ -105,46 +106,46 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
     places = [(row["run_id"], row["rank"], row["epoch"], row["step"]) for row in steps]
     assert len(places) == len(set(places)) == 2 * 2 * 3
     assert not (out / "running.json").exists()
-    _resumes_only_what_is_the_same(out)
-    _resumes_no_file_that_another_hand_changed(out)
+    _resumes_only_what_is_the_same(out, node)
+    _resumes_no_file_that_another_hand_changed(out, node)
 
 
-def _resumes_only_what_is_the_same(out: Path) -> None:
+def _resumes_only_what_is_the_same(out: Path, node: LocalNode) -> None:
     """A complete campaign measures nothing again, though saved with CRLF, and refuses what would mix two campaigns."""
     rows_before = (out / "runs.csv").read_bytes().replace(b"\n", b"\r\n")
     (out / "runs.csv").write_bytes(rows_before)
     environment = (out / "environment.json").read_text()
     # No cell names its steps: what is there would pass for what was asked for.
-    done = run([*RUN, "--resume", str(out), "--steps", "2", "--force"])
+    done = here([*RUN, "--resume", str(out), "--steps", "2", "--force"], node)
     assert done.returncode == 2
     assert "was begun with another matrix than these options give (steps: 3 -> 2)" in done.stderr
     facts = json.loads(environment)
     facts["identity"]["cpu"] = "Another CPU"
     facts["identity"]["torch"] = "1.0"
     (out / "environment.json").write_text(json.dumps(facts))
-    done = run([*RUN, "--resume", str(out)])
+    done = here([*RUN, "--resume", str(out)], node)
     assert done.returncode == 2
     assert "was measured under other conditions (cpu: Another CPU -> " in done.stderr
     assert "torch: 1.0 -> " in done.stderr
     assert (out / "runs.csv").read_bytes() == rows_before
-    done = run([*RUN, "--resume", str(out), "--force"])
+    done = here([*RUN, "--resume", str(out), "--force"], node)
     assert done.returncode == 0, done.stderr
     assert "resumed although this differs: cpu: Another CPU -> " in done.stderr
     assert (out / "runs.csv").read_bytes() == rows_before
 
 
-def _resumes_no_file_that_another_hand_changed(out: Path) -> None:
+def _resumes_no_file_that_another_hand_changed(out: Path, node: LocalNode) -> None:
     """Another header and columns of one's own are refused as they are; an empty file is begun anew."""
     runs = out / "runs.csv"
     header, *lines = runs.read_text().splitlines()
     changed = "\n".join([header.replace(",gate,", ",verdict,") + ",note", *(line + ",mine" for line in lines)]) + "\n"
     runs.write_text(changed)
-    done = run([*RUN, "--resume", str(out), "--quiet"])
+    done = here([*RUN, "--resume", str(out), "--quiet"], node)
     assert done.returncode == 2
     assert "another header than this version writes (missing gate; unknown verdict, note); use a new" in done.stderr
     assert runs.read_text() == changed
     runs.write_bytes(b"")
-    done = run([*RUN, "--resume", str(out), "--quiet"])
+    done = here([*RUN, "--resume", str(out), "--quiet"], node)
     assert done.returncode == 0
     first, second = done.stderr.splitlines()
     assert first == "runs.csv: the file was empty"

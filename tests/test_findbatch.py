@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from campaigns import command, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,13 +78,7 @@ def test_a_rank_that_the_kernel_ended_did_not_fit_and_the_search_says_so() -> No
 def test_the_command_reports_every_try_and_measures_nothing(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(STRATEGY, encoding="utf-8")
     options = ["--workload", "toy", "--batch", "64", "--strategies", "small", "--devices", "1", "--find-batch"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "run", "smoke", *options, "--strategy-file", "small.py", "--out", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(command("smoke", *options, "--strategy-file", "small.py", "--out", "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "out" / "batch_search.csv", SEARCH_COLUMNS)
     (largest,) = [row for row in rows if row["largest"]]

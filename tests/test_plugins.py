@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from campaigns import TOY, command, rows, run, toy
+from campaigns import TOY, command, here, rows, run, toy
 
+from bench.run.node import LocalNode
 from strategies import Registry, RegistryError
 
 GOOD = """
@@ -75,14 +76,14 @@ def options(*paths: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def campaign(tmp_path_factory: pytest.TempPathFactory, node: LocalNode) -> dict[str, dict[str, str]]:
     """The rows, by strategy, of one campaign over all the broken files, `single`, and a plug-in that works."""
     folder = tmp_path_factory.mktemp("plugins")
     files = write(folder, **BROKEN)
     names = ["single", *BROKEN]
-    done = run(
+    done = here(
         command("smoke", "--strategies", ",".join(names), "--devices", "1", *TOY, "--out", str(folder / "out"),
-                "--quiet", "--json", *options(*files.values()))
+                "--quiet", "--json", *options(*files.values())), node
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from campaigns import save_arrays, spec
 
 from bench.run.launch import launch
+from bench.run.node import LocalNode
 from bench.worker import rank as rank_module
 from bench.worker.rank import Rank
 from strategies.places import one_process
@@ -106,12 +107,16 @@ STRATEGIES = {"lonely": Lonely, "talks": Talks}
 
 
 @pytest.mark.parametrize(("strategy", "found"), [("lonely", "0"), ("talks", "5")])
-def test_a_whole_run_leaves_the_default_group_to_the_strategy(tmp_path: Path, strategy: str, found: str) -> None:
+def test_a_whole_run_leaves_the_default_group_to_the_strategy(
+    tmp_path: Path, node: LocalNode, strategy: str, found: str
+) -> None:
     """One step of warm-up and four timed ones, evaluation and a checkpoint; two ranks."""
     plugin = tmp_path / "plugin.py"
     plugin.write_text(PLUGIN, encoding="utf-8")
     arrays = save_arrays(tmp_path / "data", workload="cnn-cifar100")
     work = {"workload": "cnn-cifar100", "steps": 4, "whole_epoch": True, "checkpoint": str(tmp_path / "end.pt")}
-    outcome = launch(spec(tmp_path / "run", arrays, strategy=strategy, strategy_files=(str(plugin),), **work))
+    outcome = launch(
+        spec(tmp_path / "run", arrays, strategy=strategy, strategy_files=(str(plugin),), **work), node=node
+    )
     assert outcome.measurement is not None, outcome.reason
     assert outcome.measurement.details == {"collectives": found}

@@ -15,6 +15,7 @@ import truth_ranks
 from torch import nn
 from truth_ranks import STEPS, built, data, plan_for, runs_at, train
 
+from bench.run.node import can_fork
 from strategies import Registry
 from strategies.base import Plan, Strategy, Unsupported
 from strategies.places import Asked, one_process
@@ -34,7 +35,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     loopback = "lo" if "lo" in [name for _, name in socket.if_nameindex()] else "lo0"
     environment.setenv("GLOO_SOCKET_IFNAME", loopback)
     try:
-        mp.start_processes(truth_ranks.rank_main, args=(2, GROUPED, str(folder)), nprocs=2, start_method="spawn")
+        method = "forkserver" if can_fork() else "spawn"
+        mp.start_processes(truth_ranks.rank_main, args=(2, GROUPED, str(folder)), nprocs=2, start_method=method)
     finally:
         environment.undo()
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,6 @@ STRATEGIES = {"telling": Telling}
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return save_arrays(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[LocalNode]:
-    """One agent and one server for all tests that only start ranks."""
-    with LocalNode() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy  # scipy.stats, which takes a second, is imported when it is first used
 
 _ROUNDING = 1e-12
 """Logs that spread less than this differ by the rounding of a float, not by noise."""
@@ -104,7 +104,7 @@ def paired_interval(first: Sequence[float], second: Sequence[float], *, confiden
         return Interval(_exact(mean, n).ratio, None, None, None, n)
     if np.ptp(differences) <= _ROUNDING:
         return _exact(mean, n)
-    test = stats.ttest_rel(first, second)
+    test = scipy.stats.ttest_rel(first, second)
     ends = test.confidence_interval(confidence)
     return _interval(mean, float(ends.low), float(ends.high), float(test.pvalue), n)
 
@@ -124,7 +124,7 @@ def welch_log_ratio(new: Sequence[float], base: Sequence[float], *, confidence: 
         return Interval(_exact(log_ratio, n).ratio, None, None, None, n)
     if max(np.ptp(first), np.ptp(second)) <= _ROUNDING:
         return _exact(log_ratio, n)
-    test = stats.ttest_ind(first, second, equal_var=False)
+    test = scipy.stats.ttest_ind(first, second, equal_var=False)
     ends = test.confidence_interval(confidence)
     return _interval(log_ratio, float(ends.low), float(ends.high), float(test.pvalue), n)
 
@@ -138,7 +138,7 @@ def mann_whitney(new: Sequence[float], base: Sequence[float]) -> float | None:
         return None
     if np.ptp(np.concatenate([new, base])) == 0:
         return 1.0
-    return float(stats.mannwhitneyu(new, base, alternative="two-sided").pvalue)
+    return float(scipy.stats.mannwhitneyu(new, base, alternative="two-sided").pvalue)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -202,7 +202,7 @@ def blocks_needed(
         return None
     deviation = float(np.std(pilot_log_ratios, ddof=1))
     counts = np.arange(2, limit + 1)
-    widths = stats.t.ppf((1 + confidence) / 2, counts - 1) * deviation / np.sqrt(counts)
+    widths = scipy.stats.t.ppf((1 + confidence) / 2, counts - 1) * deviation / np.sqrt(counts)
     enough = np.flatnonzero(widths <= target)
     return int(counts[enough[0]]) if len(enough) else None
 
@@ -231,4 +231,4 @@ def drift(values: Sequence[float], order: Sequence[float], cells: Sequence[objec
     percent = 100 * math.expm1(min(change, 700))
     if error <= _ROUNDING / math.sqrt(spread):
         return Drift(percent, 1.0 if abs(change) <= _ROUNDING else 0.0, len(y))
-    return Drift(percent, float(2 * stats.t.sf(abs(slope) / error, freedom)), len(y))
+    return Drift(percent, float(2 * scipy.stats.t.sf(abs(slope) / error, freedom)), len(y))

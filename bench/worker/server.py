@@ -149,11 +149,14 @@ def unfit() -> str:
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
     adopt_orphans()
+    # Modules are not garbage: looking for some among them takes a seventh of the time that they take to load.
+    gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
     # What is loaded stays: neither collected nor, by a look of the collector, copied in every rank.
     gc.collect()
     gc.freeze()
+    gc.enable()
     say({"server": os.getpid(), "unfit": unfit()})
     Server().serve()
 
