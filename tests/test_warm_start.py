@@ -118,6 +118,31 @@ def test_ranks_do_not_draw_the_same_random_numbers(told: dict[str, dict[int, dic
     assert len(set(drawn)) == 4
 
 
+COUNTING = """
+import torch, torch.distributed as dist
+from strategies.ddp import DDP
+
+class Counting(DDP):
+    def details(self):
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        return {"collectives": str(backend._get_sequence_number_for_group())}
+
+STRATEGIES = {"counting": Counting}
+"""
+
+
+def test_both_ways_talk_the_same(tmp_path: Path, arrays: dict[str, Path], node: LocalNode) -> None:
+    """As many collectives on the strategy's group over the whole run, counted by the group itself."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    plugin = {"strategy": "counting", "strategy_files": (str(tmp_path / "counting.py"),)}
+    outcomes = [launch(spec(tmp_path / how, arrays, start=how, **plugin), node=node) for how in ("warm", "cold")]
+    found = [outcome.measurement.details["collectives"] for outcome in outcomes if outcome.measurement]
+    assert len(found) == 2
+    assert found[0] == found[1]
+    # One all-reduce of the gradients in each of 1 + 3 steps, and what DistributedDataParallel itself needs to begin.
+    assert int(found[0]) >= 4
+
+
 def test_both_ways_compute_the_same(tmp_path: Path, arrays: dict[str, Path], node: LocalNode) -> None:
     """Losses, parameters and samples to the last bit."""
     outcomes = [launch(spec(tmp_path / how, arrays, start=how), node=node) for how in ("warm", "cold")]

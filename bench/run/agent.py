@@ -7,10 +7,13 @@ ends all that it started, and itself, when standard input ends: so nothing outli
 
     {"do": "block"}                                        a new block: the next run gets a new server
     {"do": "start", "run": R, "spec": PATH, "how": "warm"}
+    {"do": "take", "run": R, "file": "spec.json", ...}      the specification, where the node sees none of the command's
+    {"do": "start", "run": R, "how": "warm"}                files: then all the run's files go through here (`mirror`)
     {"do": "ask", "run": R, "ranks": [0, 1]}               ranks write their Python stacks
     {"do": "end", "run": R}                                end what is alive of a run
 
-    {"agent": PID}                                         ready
+    {"agent": PID, "host": "h1", "python": "3.11.7"}       ready, and who it is
+    {"run": R, "file": ...}, {"run": R, "beats": ...}      what its ranks wrote, and where they are (`mirror`)
     {"run": R, "rank": 0, "pid": P} ... {"run": R, "rank": 0, "code": C}
     {"run": R, "lost": "SIGKILL"}                          the server that forked its ranks has ended, and they with it
     {"run": R, "how": "cold", "why": "..."}                it was started otherwise than asked for
@@ -21,22 +24,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench import heartbeat
 from bench.factors import COLD
 from bench.kinship import PARENT_VARIABLE, adopt_orphans, end_session, end_strays
 from bench.lines import encode, listen
-from bench.run.environment import UNDONE, rank_environment, server_environment
+from bench.run.environment import passed_on, rank_environment, server_environment
+from bench.run.mirror import Receiver, Sender
 from bench.run.verdict import SIGKILL, exit_name
-from bench.wire import RunSpec
+from bench.wire import RunSpec, heartbeat_path
 
 POLL_SECONDS = 0.05
 SERVER_SECONDS = 5.0
@@ -58,10 +66,22 @@ class NodeRun:
     codes: dict[int, int] = field(default_factory=dict)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     ending_since: float | None = None
+    sender: Sender | None = None
 
     @property
     def over(self) -> bool:
         return len(self.codes) == self.ordered
+
+    def end_ranks(self) -> None:
+        """Kill those that are not known to have ended."""
+        for rank, pid in self.pids.items():
+            if rank not in self.codes:
+                end_session(pid)
+
+    def tell_all(self) -> None:
+        """What its ranks wrote, before anything is said that makes the command look for it."""
+        if self.sender is not None:
+            self.sender.send(all_of_it=True)
 
 
 class ServerProcess:
@@ -104,13 +124,16 @@ class Agent:
         self._runs: dict[str, NodeRun] = {}
         self._server: ServerProcess | None = None
         self._unfit = ""
+        self._receivers: dict[str, Receiver] = {}
+        self._folder: Path | None = None
 
     def serve(self) -> None:
         listen(0, self._heard, "orders")
-        say({"agent": os.getpid()})
+        say({"agent": os.getpid(), "host": platform.node()[:100], "python": platform.python_version()})
         try:
             while self._hear():
                 self._look_at_processes()
+                self._mirror()
                 self._see_to_ends()
         finally:
             self._end_all()
@@ -135,6 +158,8 @@ class Agent:
     def _heed(self, order: Mapping[str, Any]) -> None:
         if order["do"] == "block":
             self._retire_server()
+        elif order["do"] == "take":
+            self._receiver(order["run"]).take(order)
         elif order["do"] == "start":
             self._start(order)
         elif order["do"] == "ask" and order["run"] in self._runs:
@@ -145,8 +170,8 @@ class Agent:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def _start(self, order: Mapping[str, Any]) -> None:
-        spec = RunSpec.read(Path(order["spec"]))
-        run = self._runs[order["run"]] = NodeRun(order["run"], spec, order["spec"], order["asked"])
+        run = self._runs[order["run"]] = self._run_of(order)
+        spec = run.spec
         if order["how"] == COLD:
             self._start_cold(run)
             return
@@ -159,6 +184,29 @@ class Agent:
             self._start_warm(run)
         else:
             self._server.waiting.append(run)
+
+    def _run_of(self, order: Mapping[str, Any]) -> NodeRun:
+        name = order["run"]
+        if "spec" in order:
+            return NodeRun(name, RunSpec.read(Path(order["spec"])), order["spec"], order["asked"])
+        # In a folder of this node, and timed by its clock.
+        folder = self._receivers.pop(name).folder
+        path = folder / "spec.json"
+        spec = RunSpec.read(path)
+        meeting = spec.rendezvous if "://" in spec.rendezvous else str(folder / "rendezvous")
+        spec = replace(spec, folder=str(folder), rendezvous=meeting)
+        spec.write(path)
+        heartbeat.create(heartbeat_path(folder), spec.processes)
+        return NodeRun(name, spec, str(path), time.perf_counter_ns(), sender=Sender(folder, name, say))
+
+    def _receiver(self, name: str) -> Receiver:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="strategybench-node-"))
+        if name not in self._receivers:
+            folder = self._folder / name
+            folder.mkdir(exist_ok=True)
+            self._receivers[name] = Receiver(folder)
+        return self._receivers[name]
 
     def _start_warm(self, run: NodeRun) -> None:
         assert self._server is not None
@@ -174,7 +222,6 @@ class Agent:
         self._start_cold(run)
 
     def _start_cold(self, run: NodeRun) -> None:
-        kept = {name: value for name, value in os.environ.items() if name not in UNDONE}
         run.ordered = run.spec.processes
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
@@ -185,7 +232,7 @@ class Agent:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
-                    env=kept | environment,
+                    env=passed_on(os.environ) | environment,
                     start_new_session=True,
                 )
             run.processes[rank] = process
@@ -211,6 +258,7 @@ class Agent:
                 found.pids[message["rank"]] = message["pid"]
             else:
                 found.codes[message["rank"]] = message["code"]
+                found.tell_all()
             say(message)
 
     def _lose_server(self) -> None:
@@ -226,6 +274,7 @@ class Agent:
         for run in [run for run in self._runs.values() if not run.processes and not run.over]:
             run.codes = dict.fromkeys(run.pids, -SIGKILL)
             run.ordered = len(run.pids)
+            run.tell_all()
             say({"run": run.name, "lost": exit_name(code)})
         self._end_strays()
 
@@ -236,7 +285,13 @@ class Agent:
                 if rank not in run.codes and (code := process.poll()) is not None:
                     run.codes[rank] = code
                     self._end_strays()
+                    run.tell_all()
                     say({"run": run.name, "rank": rank, "code": code})
+
+    def _mirror(self) -> None:
+        for run in self._runs.values():
+            if run.sender is not None:
+                run.sender.send()
 
     def _ask(self, run: NodeRun, ranks: list[int]) -> None:
         for rank in ranks:
@@ -258,11 +313,12 @@ class Agent:
     def _see_to_ends(self) -> None:
         """Kill until all have ended. A server that does not tell of it is ended itself."""
         for run in [run for run in self._runs.values() if run.ending_since is not None]:
-            for rank, pid in run.pids.items():
-                if rank not in run.codes:
-                    end_session(pid)
+            run.end_ranks()
             if run.over:
                 del self._runs[run.name]
+                if run.sender is not None:
+                    run.tell_all()
+                    shutil.rmtree(run.sender.folder, ignore_errors=True)
                 say({"run": run.name, "ended": True})
             elif time.monotonic() - (run.ending_since or 0) > SERVER_SECONDS and self._server is not None:
                 self._server.process.kill()
@@ -279,14 +335,14 @@ class Agent:
 
     def _end_all(self) -> None:
         for run in self._runs.values():
-            for rank, pid in run.pids.items():
-                if rank not in run.codes:
-                    end_session(pid)
+            run.end_ranks()
         if self._server is not None:
             # Not asked to end but ended: it may be stopped.
             self._server.process.kill()
             self._server.process.wait()
         end_strays(())
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def say(message: Mapping[str, Any]) -> None:

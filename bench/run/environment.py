@@ -57,11 +57,15 @@ def rank_environment(spec: RunSpec, rank: int, *, asked: int) -> dict[str, str]:
     }
 
 
+def passed_on(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What ranks inherit."""
+    return {name: value for name, value in inherited.items() if name not in UNDONE}
+
+
 def server_environment(spec: RunSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a server: it holds what all its ranks share, and says which campaign it is of."""
-    kept = {name: value for name, value in inherited.items() if name not in UNDONE}
     marker = {RUN_VARIABLE: str(Path(spec.folder).resolve().parent)}
-    return kept | load_time_variables(spec) | marker
+    return passed_on(inherited) | load_time_variables(spec) | marker
 
 
 def agent_environment(inherited: Mapping[str, str]) -> dict[str, str]:

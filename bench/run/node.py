@@ -17,6 +17,7 @@ from bench.factors import COLD, WARM
 from bench.lines import encode, listen
 from bench.run.environment import agent_environment
 from bench.run.leftovers import end_marked
+from bench.run.mirror import Receiver, file_messages
 from bench.run.verdict import exit_name
 from bench.wire import RunSpec
 
@@ -42,6 +43,7 @@ class LiveRun:
     codes: dict[int, int] = field(default_factory=dict)
     lost: str = ""
     ended: bool = False
+    receiver: Receiver | None = None
 
     @property
     def started(self) -> bool:
@@ -53,9 +55,15 @@ class LiveRun:
 
 
 class LocalNode:
-    """This machine as a node: its agent, made when it is first needed, and anew where it was lost."""
+    """This machine as a node: its agent, made when it is first needed, and anew where it was lost.
 
-    def __init__(self) -> None:
+    `shared` says that agent and ranks see the files of this process, as they do here; else everything that a run needs
+    and leaves goes over the agent's streams, as it has to from another machine.
+    """
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self.identity: dict[str, Any] = {}
+        self._shared = shared
         self._agent: subprocess.Popen[bytes] | None = None
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._runs: dict[str, LiveRun] = {}
@@ -78,7 +86,13 @@ class LocalNode:
         self._runs[run.name] = run
         if self._agent is None:
             self._agent = self._start_agent()
-        order = {"do": "start", "run": run.name, "spec": str(spec_file), "how": how, "asked": time.perf_counter_ns()}
+        order = {"do": "start", "run": run.name, "how": how, "asked": time.perf_counter_ns()}
+        if self._shared:
+            order["spec"] = str(spec_file)
+        else:
+            run.receiver = Receiver(run.folder)
+            for piece in file_messages(run.name, spec_file):
+                self._send({"do": "take", **piece})
         self._send(order)
         return run
 
@@ -102,8 +116,13 @@ class LocalNode:
             self._take_in(message)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
+        if "agent" in message:
+            self.identity = dict(message)
         run = self._runs.get(message.get("run", ""))
         if run is None:
+            return
+        if run.receiver is not None and ("file" in message or "beats" in message):
+            run.receiver.take(message)
             return
         if "pid" in message:
             run.pids[message["rank"]] = message["pid"]
