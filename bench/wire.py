@@ -98,7 +98,12 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class EpochMeasurement:
-    """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step."""
+    """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step.
+
+    loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
+    the epoch changed in the parameters. trainable_values: how many values training changes in the strategy's model,
+    trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up, as rank 0 knows them.
+    """
 
     epoch: int
     timed_seconds: list[float]
@@ -116,6 +121,12 @@ class EpochMeasurement:
     exposed_comm_trace: float | None = None
     comm_trace: float | None = None
     eval_seconds: float | None = None
+    loss_samples: list[int] | None = None
+    optimizer_steps: list[int] | None = None
+    update_norms: list[float] | None = None
+    trainable_values: list[int] | None = None
+    trainable_due: int | None = None
+    gradient_names: list[str] | None = None
     correct: int | None = None
     evaluated: int | None = None
 

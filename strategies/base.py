@@ -25,7 +25,7 @@ from strategies.places import Asked as Asked
 from strategies.places import Place as Place
 from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
-from strategies.state import align_layouts, digest, distance, to_cpu, trainable
+from strategies.state import align_layouts, digest, distance, sample_of, to_cpu, trainable
 
 
 class Strategy(ABC):
@@ -44,16 +44,20 @@ class Strategy(ABC):
                     loss = strategy.forward_backward(micro)   # mean loss, or None on a rank where no loss lives
                     strategy.apply()                          # unscale, step, update scaler, zero_grad
             # after warm-up:    strategy.restore(start)
-            # after an epoch:   strategy.settle(), fingerprint(), skipped_steps()
+            # in warm-up:       strategy.gradient_names(), once, before apply()
+            # before an epoch:  strategy.parameter_sample()
+            # after an epoch:   strategy.settle(), fingerprint(), update_norm(sample), trainable_count(),
+            #                   skipped_steps()
             # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
             # a whole epoch:    with strategy.evaluating(): outputs = strategy.predict(inputs), for each batch
         strategy.settle(), strategy.bare_state()              # where a checkpoint is written
         strategy.details(), strategy.warnings()
         strategy.close()
 
-    `trainable_count`, `gradient_names`, `update_norm` and `traffic` answer what a judge of a run wants to know. Some
-    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on
-    the default process group, which the harness itself never uses.
+    `trainable_count`, `gradient_names` and `update_norm` answer what the judge of a run wants to know. What no hook can
+    say wrongly the harness counts itself: samples whose loss `context.loss` computed, and steps of optimizers. Some
+    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on the
+    default process group, which the harness itself never uses.
 
     Class attributes:
         default_precision: by device type, used where the matrix does not name a precision.
@@ -302,9 +306,16 @@ class Strategy(ABC):
         """
         return tuple(name for name, parameter in self.model.named_parameters() if parameter.grad is not None)
 
+    def parameter_sample(self) -> Mapping[str, Any]:
+        """Some values of each parameter that this rank holds, small and on the CPU, for `update_norm` to go by."""
+        return sample_of(self.model.named_parameters())
+
     def update_norm(self, start: Mapping[str, Any]) -> float:
-        """L2 norm of the change of the whole model's parameters since `start`, a `snapshot`. Collective over pieces."""
-        return distance(self.model.named_parameters(), start["model"])
+        """L2 norm of the change of the whole model's parameters since `start` was sampled. Collective over pieces.
+
+        An estimate where `parameter_sample` does not hold all values. Called after each timed epoch.
+        """
+        return distance(self.model.named_parameters(), start)
 
     def traffic(self) -> Mapping[str, int]:
         """Bytes that this rank hands to the collectives of one optimizer step, by kind; not collective itself.
