@@ -103,6 +103,7 @@ class EpochMeasurement:
     loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
     the epoch changed in the parameters. trainable_values: how many values training changes in the strategy's model,
     trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up, as rank 0 knows them.
+    warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of epoch 1.
     """
 
     epoch: int
@@ -121,6 +122,7 @@ class EpochMeasurement:
     exposed_comm_trace: float | None = None
     comm_trace: float | None = None
     eval_seconds: float | None = None
+    warmup_loss_first: float | None = None
     loss_samples: list[int] | None = None
     optimizer_steps: list[int] | None = None
     update_norms: list[float] | None = None

@@ -25,7 +25,15 @@ from strategies.places import Asked as Asked
 from strategies.places import Place as Place
 from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
-from strategies.state import align_layouts, digest, distance, sample_of, to_cpu, trainable
+from strategies.state import (
+    digest,
+    distance,
+    load_optimizer,
+    put_back_buffers,
+    sample_of,
+    to_cpu,
+    trainable,
+)
 
 
 class Strategy(ABC):
@@ -248,7 +256,10 @@ class Strategy(ABC):
         stand under "model" on the devices where they live.
         """
         return {
-            "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "model": {name: _copied(value) for name, value in self.model.state_dict().items()},
+            # Those that are not persistent are not in the above.
+            "buffers": {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()},
+            "further": copy.deepcopy(self.further_state()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "scaler": copy.deepcopy(self.scaler.state_dict()),
         }
@@ -259,12 +270,25 @@ class Strategy(ABC):
         Called after warm-up and after what a breakdown run tries out; the same snapshot may come again. Collective.
         """
         self.model.load_state_dict(state["model"])
+        put_back_buffers(self.model, state["buffers"])
+        self.load_further_state(copy.deepcopy(state["further"]))
         # A copy: torch keeps tensors of the same device and type as they are, and steps would change the snapshot.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.scaler.start_count()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def further_state(self) -> Any:
+        """What else training changes in a strategy of one's own, such as a scheduler's or a counter's state.
+
+        It is part of every `snapshot`, as a deep copy. A model's own such state goes into `get_extra_state` and
+        `set_extra_state` of its modules, which torch makes part of `state_dict`.
+        """
+        return None
+
+    def load_further_state(self, state: Any) -> None:  # noqa: B027, most strategies have nothing to do here
+        """Go back to what `further_state` gave. Called in every `restore`."""
 
     def bare_state(self) -> dict[str, Any]:
         """State of the bare model ("model") and its optimizer ("optimizer"): whole tensors on the CPU.
@@ -273,8 +297,8 @@ class Strategy(ABC):
         others return is not used. It shares the buffers first.
         """
         self.share_buffers()
-        model = {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
-        return {"model": model, "optimizer": to_cpu(self.optimizer.state_dict())}
+        model = to_cpu(self.model.state_dict())
+        return {"model": dict(model), "optimizer": to_cpu(self.optimizer.state_dict())}
 
     def load_bare_state(self, state: Mapping[str, Any]) -> None:
         """Load what `bare_state` gave under any strategy, on any device; every rank is handed the whole. Collective.
@@ -283,8 +307,7 @@ class Strategy(ABC):
         """
         self.model.load_state_dict(state["model"])
         if state.get("optimizer"):
-            self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))
-            align_layouts(self.optimizer)
+            load_optimizer(self.optimizer, state["optimizer"])
 
     # -- what a judge of the run asks -------------------------------------------------------------------------
 
@@ -328,3 +351,8 @@ class Strategy(ABC):
 
     def close(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Let go of what `build` made; the process group is the harness's."""
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a tensor where it lives; of anything else that `get_extra_state` gave, a deep copy."""
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

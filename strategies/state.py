@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
@@ -68,6 +69,34 @@ def to_cpu(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(to_cpu(item) for item in value)
     return value
+
+
+def put_back_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give a model's buffers the values they had, in place where their shape is still the same."""
+    for name, value in buffers.items():
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        now = getattr(owner, leaf, None)
+        if isinstance(now, Tensor) and now.shape == value.shape and now.dtype == value.dtype:
+            now.detach().copy_(value)
+        else:
+            setattr(owner, leaf, value.clone())
+
+
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer that say how it computes, not what: they are the strategy's and not the state's."""
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load an optimizer's state, whatever kernels and layouts it had where it was saved; this one keeps its own."""
+    own = [{name: group[name] for name in IMPLEMENTATION if name in group} for group in optimizer.param_groups]
+    loaded = copy.deepcopy(dict(state))
+    for group, kept in zip(loaded["param_groups"], own, strict=False):
+        for name in IMPLEMENTATION:
+            group.pop(name, None)
+        group.update(kept)
+    optimizer.load_state_dict(loaded)
+    align_layouts(optimizer)
 
 
 def align_layouts(optimizer: torch.optim.Optimizer) -> None:

@@ -10,6 +10,9 @@ from strategies.places import Plan
 
 PASSED = "passed"
 
+SAME_LOSS = {"fp32": 1e-3, "tf32": 1e-2, "amp-bf16": 2e-2, "amp-fp16": 1e-2}
+"""Largest relative difference of two losses of the same weights on the same samples: kernels differ between calls."""
+
 
 def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test_count: int) -> str:
     """`passed`, or what is wrong with one epoch.
@@ -38,6 +41,19 @@ def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test
     if epoch.evaluated is not None and epoch.evaluated != test_count:
         return f"{epoch.evaluated} test samples were evaluated, there are {test_count}"
     return PASSED
+
+
+def leak(epoch: EpochMeasurement, precision: str) -> str:
+    """What is wrong where the run did not go back to its start after warm-up, "" where it did or cannot be told."""
+    first, again = epoch.warmup_loss_first, epoch.loss_first
+    if first is None or again is None or epoch.epoch != 1:
+        return ""
+    if abs(again - first) <= SAME_LOSS.get(precision, 1e-2) * max(abs(first), abs(again), 1e-6):
+        return ""
+    return (
+        f"the first timed loss is {again:.6g}, that of warm-up on the same samples was {first:.6g}: something that "
+        "training changes was not put back after warm-up, or the model draws random numbers in another order"
+    )
 
 
 def _untrained(epoch: EpochMeasurement, plan: Plan) -> str:

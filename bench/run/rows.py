@@ -91,7 +91,8 @@ def run_rows(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, outcome: Ou
     warnings = (*cell.warnings, *facts.data.warnings, *outcome.warnings)
     if measurement is None:
         return [common | {"warnings": " | ".join(warnings)}]
-    common |= {"warnings": " | ".join((*warnings, *measurement.warnings))}
+    leak = gates.leak(measurement.epochs[0], cell["precision"]) if measurement.epochs else ""
+    common |= {"warnings": " | ".join((*warnings, *measurement.warnings, *([leak] if leak else [])))}
     common |= _of_the_run(measurement)
     return [common | _of_the_epoch(facts, cell, run, epoch) for epoch in measurement.epochs]
 

@@ -18,7 +18,7 @@ from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing
 
-WARMUP_EPOCH = 0
+FIRST_EPOCH = 1
 
 
 def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
@@ -27,13 +27,16 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     Returns the seconds of the first step where the run is compiled, None otherwise.
     """
     timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
-    batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
+    # The samples of the first timed epoch: where everything is put back, its first loss comes again.
+    batches = run.batches.epoch(FIRST_EPOCH, steps=run.spec.warmup_steps)
+    torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
 
     def note_gradients() -> None:
         if not run.gradients:
             run.gradients.append(tuple(run.strategy.gradient_names()))
 
-    timing, _ = run_stretch(run, batches, timer=timer, heartbeat=heartbeat, at_gradients=note_gradients)
+    timing, losses = run_stretch(run, batches, timer=timer, heartbeat=heartbeat, at_gradients=note_gradients)
+    run.warmup_losses += [float(loss.detach()) for loss in losses[:1] if isinstance(loss, Tensor) and loss.numel() == 1]
     run.strategy.restore(run.start)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
@@ -80,6 +83,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         **counted,
         "timing": timing,
         "losses": own,
+        "warmup_losses": run.warmup_losses,
         "samples": timed.samples,
         "hash": run.strategy.fingerprint(),
         "update": run.strategy.update_norm(timed.start),
@@ -101,6 +105,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         samples=[rank["samples"] for rank in ranks],
         loss_first=_mean([rank[0] for rank in by_rank]) if finite else None,
         loss_last=_mean([rank[-1] for rank in by_rank]) if finite else None,
+        warmup_loss_first=_finite_mean([rank["warmup_losses"][0] for rank in ranks if rank["warmup_losses"]]),
         finite=finite,
         skipped_steps=max(rank["skipped"] for rank in ranks),
         parameter_hashes=[rank["hash"] for rank in ranks],
@@ -129,6 +134,11 @@ def _scalars(losses: list[Tensor | None]) -> list[float]:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _finite_mean(values: list[float]) -> float | None:
+    mean = _mean(values)
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _totals(lists: list[list[float] | None]) -> list[float] | None:

@@ -34,6 +34,7 @@ class RunState:
     start: the strategy's snapshot of before the first step, until warm-up has gone back to it.
     tally: what is counted of its steps.
     gradients: names of the parameters that had one in the first warm-up step, once it has been; else empty.
+    warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
     """
 
@@ -46,6 +47,7 @@ class RunState:
     parameters: tuple[BareParameter, ...]
     tally: Tally
     gradients: list[tuple[str, ...]] = field(default_factory=list)
+    warmup_losses: list[float] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
 
 
