@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.checked import build
 from bench.factors import BREAKDOWN
 from bench.files import write_text_atomically
 from strategies.places import Place, Plan
@@ -132,6 +133,19 @@ class EpochMeasurement:
     correct: int | None = None
     evaluated: int | None = None
 
+    def check(self) -> None:
+        """Raise ValueError where the lists are not all of as many ranks, no step was timed, or a time is not above 0."""
+        by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
+        counted = ("loss_samples", "optimizer_steps", "update_norms", "trainable_values")
+        ranks = len(self.timed_seconds)
+        for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
+            if len(getattr(self, name)) != ranks:
+                raise ValueError(f"{name} is of {len(getattr(self, name))} ranks, timed_seconds of {ranks}")
+        if not any(self.step_seconds):
+            raise ValueError("no step was timed")
+        if min(self.timed_seconds) <= 0:
+            raise ValueError(f"timed_seconds is {min(self.timed_seconds)}")
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -156,9 +170,16 @@ class Measurement:
 
     @classmethod
     def read(cls, path: Path) -> Measurement:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values["epochs"] = [EpochMeasurement(**epoch) for epoch in values["epochs"]]
-        return cls(**values)
+        """Raises ValueError for a file that is none, or whose values no run can give."""
+        try:
+            found = build(cls, json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(error.strerror or str(error)) from None
+        if not found.epochs:
+            raise ValueError("it has no epoch")
+        for epoch in found.epochs:
+            epoch.check()
+        return found
 
 
 @dataclass(frozen=True)
@@ -182,8 +203,8 @@ class RankError:
     def read(cls, path: Path) -> RankError | None:
         """None where the rank wrote none, or died while writing."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return build(cls, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
             return None
 
 
@@ -201,3 +222,7 @@ def heartbeat_path(folder: Path) -> Path:
 
 def stack_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.stack.log"
+
+
+def stderr_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stderr.log"
