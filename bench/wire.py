@@ -134,7 +134,7 @@ class EpochMeasurement:
     evaluated: int | None = None
 
     def check(self) -> None:
-        """Raise ValueError where the lists are not all of as many ranks, no step was timed, or a time is not above 0."""
+        """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
         by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
         counted = ("loss_samples", "optimizer_steps", "update_norms", "trainable_values")
         ranks = len(self.timed_seconds)

@@ -14,7 +14,6 @@ from bench.wire import EpochMeasurement, Measurement
 from bench.worker.flops import flops_per_sample
 from bench.worker.state import BareParameter, RunState
 
-
 T = TypeVar("T")
 
 
