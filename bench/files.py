@@ -9,7 +9,7 @@ from pathlib import Path
 def write_text_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

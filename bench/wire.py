@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.checked import build
 from bench.factors import BREAKDOWN
 from bench.files import write_text_atomically
 from strategies.places import Place, Plan
@@ -98,7 +99,13 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class EpochMeasurement:
-    """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step."""
+    """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step.
+
+    loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
+    the epoch changed in the parameters. trainable_values: how many values training changes in the strategy's model,
+    trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up, as rank 0 knows them.
+    warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of epoch 1.
+    """
 
     epoch: int
     timed_seconds: list[float]
@@ -116,8 +123,28 @@ class EpochMeasurement:
     exposed_comm_trace: float | None = None
     comm_trace: float | None = None
     eval_seconds: float | None = None
+    warmup_loss_first: float | None = None
+    loss_samples: list[int] | None = None
+    optimizer_steps: list[int] | None = None
+    update_norms: list[float] | None = None
+    trainable_values: list[int] | None = None
+    trainable_due: int | None = None
+    gradient_names: list[str] | None = None
     correct: int | None = None
     evaluated: int | None = None
+
+    def check(self) -> None:
+        """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
+        by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
+        counted = ("loss_samples", "optimizer_steps", "update_norms", "trainable_values")
+        ranks = len(self.timed_seconds)
+        for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
+            if len(getattr(self, name)) != ranks:
+                raise ValueError(f"{name} is of {len(getattr(self, name))} ranks, timed_seconds of {ranks}")
+        if not any(self.step_seconds):
+            raise ValueError("no step was timed")
+        if min(self.timed_seconds) <= 0:
+            raise ValueError(f"timed_seconds is {min(self.timed_seconds)}")
 
 
 @dataclass(frozen=True)
@@ -143,9 +170,16 @@ class Measurement:
 
     @classmethod
     def read(cls, path: Path) -> Measurement:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values["epochs"] = [EpochMeasurement(**epoch) for epoch in values["epochs"]]
-        return cls(**values)
+        """Raises ValueError for a file that is none, or whose values no run can give."""
+        try:
+            found = build(cls, json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(error.strerror or str(error)) from None
+        if not found.epochs:
+            raise ValueError("it has no epoch")
+        for epoch in found.epochs:
+            epoch.check()
+        return found
 
 
 @dataclass(frozen=True)
@@ -169,8 +203,8 @@ class RankError:
     def read(cls, path: Path) -> RankError | None:
         """None where the rank wrote none, or died while writing."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return build(cls, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
             return None
 
 
@@ -188,3 +222,7 @@ def heartbeat_path(folder: Path) -> Path:
 
 def stack_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.stack.log"
+
+
+def stderr_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.stderr.log"

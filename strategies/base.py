@@ -25,7 +25,15 @@ from strategies.places import Asked as Asked
 from strategies.places import Place as Place
 from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
-from strategies.state import align_layouts, digest, distance, to_cpu, trainable
+from strategies.state import (
+    digest,
+    distance,
+    load_optimizer,
+    put_back_buffers,
+    sample_of,
+    to_cpu,
+    trainable,
+)
 
 
 class Strategy(ABC):
@@ -44,16 +52,20 @@ class Strategy(ABC):
                     loss = strategy.forward_backward(micro)   # mean loss, or None on a rank where no loss lives
                     strategy.apply()                          # unscale, step, update scaler, zero_grad
             # after warm-up:    strategy.restore(start)
-            # after an epoch:   strategy.settle(), fingerprint(), skipped_steps()
+            # in warm-up:       strategy.gradient_names(), once, before apply()
+            # before an epoch:  strategy.parameter_sample()
+            # after an epoch:   strategy.settle(), fingerprint(), update_norm(sample), trainable_count(),
+            #                   skipped_steps()
             # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
             # a whole epoch:    with strategy.evaluating(): outputs = strategy.predict(inputs), for each batch
         strategy.settle(), strategy.bare_state()              # where a checkpoint is written
         strategy.details(), strategy.warnings()
         strategy.close()
 
-    `trainable_count`, `gradient_names`, `update_norm` and `traffic` answer what a judge of a run wants to know. Some
-    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on
-    the default process group, which the harness itself never uses.
+    `trainable_count`, `gradient_names` and `update_norm` answer what the judge of a run wants to know. What no hook can
+    say wrongly the harness counts itself: samples whose loss `context.loss` computed, and steps of optimizers. Some
+    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on the
+    default process group, which the harness itself never uses.
 
     Class attributes:
         default_precision: by device type, used where the matrix does not name a precision.
@@ -244,7 +256,10 @@ class Strategy(ABC):
         stand under "model" on the devices where they live.
         """
         return {
-            "model": {name: value.detach().clone() for name, value in self.model.state_dict().items()},
+            "model": {name: _copied(value) for name, value in self.model.state_dict().items()},
+            # Those that are not persistent are not in the above.
+            "buffers": {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()},
+            "further": copy.deepcopy(self.further_state()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "scaler": copy.deepcopy(self.scaler.state_dict()),
         }
@@ -255,12 +270,25 @@ class Strategy(ABC):
         Called after warm-up and after what a breakdown run tries out; the same snapshot may come again. Collective.
         """
         self.model.load_state_dict(state["model"])
+        put_back_buffers(self.model, state["buffers"])
+        self.load_further_state(copy.deepcopy(state["further"]))
         # A copy: torch keeps tensors of the same device and type as they are, and steps would change the snapshot.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.scaler.start_count()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def further_state(self) -> Any:
+        """What else training changes in a strategy of one's own, such as a scheduler's or a counter's state.
+
+        It is part of every `snapshot`, as a deep copy. A model's own such state goes into `get_extra_state` and
+        `set_extra_state` of its modules, which torch makes part of `state_dict`.
+        """
+        return None
+
+    def load_further_state(self, state: Any) -> None:  # noqa: B027, most strategies have nothing to do here
+        """Go back to what `further_state` gave. Called in every `restore`."""
 
     def bare_state(self) -> dict[str, Any]:
         """State of the bare model ("model") and its optimizer ("optimizer"): whole tensors on the CPU.
@@ -269,8 +297,8 @@ class Strategy(ABC):
         others return is not used. It shares the buffers first.
         """
         self.share_buffers()
-        model = {name: value.detach().cpu() for name, value in self.model.state_dict().items()}
-        return {"model": model, "optimizer": to_cpu(self.optimizer.state_dict())}
+        model = to_cpu(self.model.state_dict())
+        return {"model": dict(model), "optimizer": to_cpu(self.optimizer.state_dict())}
 
     def load_bare_state(self, state: Mapping[str, Any]) -> None:
         """Load what `bare_state` gave under any strategy, on any device; every rank is handed the whole. Collective.
@@ -279,8 +307,7 @@ class Strategy(ABC):
         """
         self.model.load_state_dict(state["model"])
         if state.get("optimizer"):
-            self.optimizer.load_state_dict(copy.deepcopy(dict(state["optimizer"])))
-            align_layouts(self.optimizer)
+            load_optimizer(self.optimizer, state["optimizer"])
 
     # -- what a judge of the run asks -------------------------------------------------------------------------
 
@@ -302,9 +329,16 @@ class Strategy(ABC):
         """
         return tuple(name for name, parameter in self.model.named_parameters() if parameter.grad is not None)
 
+    def parameter_sample(self) -> Mapping[str, Any]:
+        """Some values of each parameter that this rank holds, small and on the CPU, for `update_norm` to go by."""
+        return sample_of(self.model.named_parameters())
+
     def update_norm(self, start: Mapping[str, Any]) -> float:
-        """L2 norm of the change of the whole model's parameters since `start`, a `snapshot`. Collective over pieces."""
-        return distance(self.model.named_parameters(), start["model"])
+        """L2 norm of the change of the whole model's parameters since `start` was sampled. Collective over pieces.
+
+        An estimate where `parameter_sample` does not hold all values. Called after each timed epoch.
+        """
+        return distance(self.model.named_parameters(), start)
 
     def traffic(self) -> Mapping[str, int]:
         """Bytes that this rank hands to the collectives of one optimizer step, by kind; not collective itself.
@@ -317,3 +351,8 @@ class Strategy(ABC):
 
     def close(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Let go of what `build` made; the process group is the harness's."""
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a tensor where it lives; of anything else that `get_extra_state` gave, a deep copy."""
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

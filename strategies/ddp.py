@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.base import Strategy, Unsupported
-from strategies.layers import batch_norm_layers
+from strategies.layers import batch_norm_layers, replace_batch_norm
 from strategies.places import Asked, Plan, data_parallel
 from strategies.state import bytes_of, trainable
 from strategies.sync_batch_norm import SyncBatchNorm
@@ -91,13 +91,11 @@ class DDPSyncBatchNorm(DDP):
 
     def move(self, model: nn.Module) -> nn.Module:
         layers = len(batch_norm_layers(model))
-        if self.context.device_type == "cpu":
-            model = SyncBatchNorm.convert(model)
-            self._details = {"batch_norm": f"strategies.sync_batch_norm.SyncBatchNorm x{layers}"}
-        else:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            self._details = {"batch_norm": f"torch.nn.SyncBatchNorm x{layers}"}
-        return super().move(model)
+        kind = SyncBatchNorm if self.context.device_type == "cpu" else nn.SyncBatchNorm
+        place = "torch.nn" if kind is nn.SyncBatchNorm else kind.__module__
+        self._details = {"batch_norm": f"{place}.{kind.__name__} x{layers}"}
+        # torch's own conversion leaves a layer that one module holds under two names as it was in the second place.
+        return super().move(replace_batch_norm(model, kind))
 
     def traffic(self) -> Mapping[str, int]:
         """As DDP's, and the statistics of each BatchNorm layer in each micro-batch.

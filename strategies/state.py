@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
@@ -20,13 +21,33 @@ def digest(parameters: Iterable[tuple[str, Tensor]]) -> str:
     return found.hexdigest()[:16]
 
 
+SAMPLED = 4096
+"""Values of a parameter that a sample of it holds, about; all of one that has fewer."""
+
+
+def sample_of(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Some values of each parameter, evenly spread over it, as float64 on the CPU: a copy of little size, by name."""
+    return {name: _sampled(parameter) for name, parameter in parameters}
+
+
 def distance(parameters: Iterable[tuple[str, Tensor]], start: Mapping[str, Tensor]) -> float:
-    """L2 norm of the parameters less what they were at the start, over all values together, summed in float64."""
-    norms = [
-        float(torch.linalg.vector_norm(parameter.detach().double() - start[name].to(parameter.device).double()))
+    """L2 norm of the parameters less what they were when `start` was sampled, over all values together.
+
+    Estimated from the sampled values: the mean square of a parameter's times its size. Exact for parameters of up to
+    SAMPLED values.
+    """
+    squares = [
+        parameter.numel() * float((_sampled(parameter) - start[name]).square().mean())
         for name, parameter in parameters
+        if parameter.numel()
     ]
-    return math.hypot(*norms)
+    return math.sqrt(math.fsum(squares))
+
+
+def _sampled(parameter: Tensor) -> Tensor:
+    # An odd stride: an even one could meet the same place of every row.
+    stride = max(1, parameter.numel() // SAMPLED) | 1
+    return parameter.detach().reshape(-1)[::stride].to("cpu", torch.float64, copy=True)
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -48,6 +69,34 @@ def to_cpu(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(to_cpu(item) for item in value)
     return value
+
+
+def put_back_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give a model's buffers the values they had, in place where their shape is still the same."""
+    for name, value in buffers.items():
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        now = getattr(owner, leaf, None)
+        if isinstance(now, Tensor) and now.shape == value.shape and now.dtype == value.dtype:
+            now.detach().copy_(value)
+        else:
+            setattr(owner, leaf, value.clone())
+
+
+IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer that say how it computes, not what: they are the strategy's and not the state's."""
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load an optimizer's state, whatever kernels and layouts it had where it was saved; this one keeps its own."""
+    own = [{name: group[name] for name in IMPLEMENTATION if name in group} for group in optimizer.param_groups]
+    loaded = copy.deepcopy(dict(state))
+    for group, kept in zip(loaded["param_groups"], own, strict=False):
+        for name in IMPLEMENTATION:
+            group.pop(name, None)
+        group.update(kept)
+    optimizer.load_state_dict(loaded)
+    align_layouts(optimizer)
 
 
 def align_layouts(optimizer: torch.optim.Optimizer) -> None:

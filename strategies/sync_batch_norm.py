@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from strategies.layers import replace_batch_norm
+
 
 def _channel_shape(x: Tensor) -> list[int]:
     return [1, -1] + [1] * (x.dim() - 2)
@@ -25,7 +27,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: Any
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x.dim())]
         variance, mean = torch.var_mean(x, dims, correction=0)
@@ -45,8 +47,11 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, variance, total = ctx.saved_tensors
+        affine = weight is not None
+        if not affine:
+            weight = torch.ones_like(mean)
         # With fixed statistics the layer is affine in x: torch's fused kernel gives that part of the gradient and
         # the two local sums; what the statistics' own dependence on x adds is affine in x as well.
         grad_input, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
@@ -60,7 +65,7 @@ class _Normalise(torch.autograd.Function):
         offset = -weight * inverse * mean_grad - slope * mean
         shape = _channel_shape(x)
         grad_input = grad_input + torch.addcmul(offset.view(shape), x, slope.view(shape))
-        return grad_input, grad_weight, grad_bias, None, None
+        return grad_input, grad_weight if affine else None, grad_bias if affine else None, None, None
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -91,14 +96,5 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module) -> nn.Module:
-        """Replace every affine BatchNorm of a model by this layer, sharing parameters and buffers by name."""
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
-            if not module.affine:
-                raise ValueError("SyncBatchNorm on CPU needs affine BatchNorm layers")
-            layer = cls(module.num_features, module.eps, module.momentum, True, module.track_running_stats)
-            layer.load_state_dict(module.state_dict())
-            layer.train(module.training)
-            return layer
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child))
-        return module
+        """Replace every BatchNorm of a model by this layer, as `strategies.layers.replace_batch_norm` does."""
+        return replace_batch_norm(module, cls)

@@ -50,6 +50,8 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
+        # A byte that is no UTF-8, as in the name of a file: TOML has no way to hold it, and must not become unreadable.
+        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     if isinstance(value, (list, tuple)):

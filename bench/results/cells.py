@@ -32,7 +32,7 @@ from bench.factors import (
     rank_in,
     same_setting,
 )
-from bench.results.lossgate import loss_gate
+from bench.results.lossgate import loss_gate, work_gate
 from bench.results.statistics import median
 
 Key = tuple[Any, ...]
@@ -286,5 +286,5 @@ def _gated_run(run: MeasuredRun, references: Mapping[Key, MeasuredRun]) -> Measu
     other = references.get(run.pair) or next(iter(references.values()))
     reason = loss_gate(
         run.first("loss_first"), run.last("loss_last"), other.first("loss_first"), other.last("loss_last")
-    )
+    ) or work_gate(run.rows[0], other.rows[0])
     return replace(run, status=INVALID, reason=reason, overruled=True) if reason else run

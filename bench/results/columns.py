@@ -163,6 +163,19 @@ RUN_COLUMNS = _columns(
     ("loss_last", "float", "", "training loss of the last timed step, mean over parts"),
     ("test_accuracy", "float", "", "exact share of the test set, 0 to 1; blank for part of an epoch or synthetic data"),
     ("skipped_steps", "int", "steps", "optimizer steps that the AMP loss scaler skipped"),
+    Column(
+        "optimizer_steps",
+        "int",
+        "steps",
+        "steps that the optimizer took in the timed region, fewest of a rank",
+        added=True,
+    ),
+    Column("update_norm", "float", "", "L2 norm of what the timed steps changed in the parameters, about", added=True),
+    Column("trainable_values", "int", "", "values of the model that training changes", added=True),
+    Column(
+        "gradient_tensors", "int", "", "parameters that had a gradient in warm-up; blank without warm-up", added=True
+    ),
+    Column("gradient_names_hash", "str", "", "hash of their names in the bare model", added=True),
     ("parameter_hash", "str", "", "hash of the parameters after the timed region, equal over the ranks of a piece"),
     ("gate", "str", "", "passed, or which check failed"),
     ("foreign_cpu_fraction", "float", "", "share of all cores used by other processes during the run, mean"),

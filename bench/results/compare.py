@@ -207,7 +207,11 @@ def _measure(key: Key, base: MeasuredCell | None, new: MeasuredCell | None, *, c
     )
     if not all(runs):
         return row
-    values = [{run.identity: rate for run, rate in zip(*side, strict=True)} for side in zip(runs, rates, strict=True)]
+    # Campaigns of earlier versions are of one id where their folders have one name; they were not begun together.
+    values = [
+        {(*run.identity, run.first("utc_start")): rate for run, rate in zip(*side, strict=True)}
+        for side in zip(runs, rates, strict=True)
+    ]
     interval, note = _interval(values[0], values[1], confidence=confidence)
     return replace(
         row,

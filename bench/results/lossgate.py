@@ -1,4 +1,4 @@
-"""The loss band: a run that is fast because it does other work than the baseline's does not count.
+"""Work like the baseline's: a run that is fast because it does other work does not count.
 
 The band is wide on purpose. Plain DDP normalises by each replica's own BatchNorm statistics, so its losses differ
 rightly from those of one device at the same global batch, and mixed precision adds its rounding; the first step's
@@ -7,12 +7,19 @@ The sharp equalities are tests on models without BatchNorm.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 LOSS_FIRST_TOLERANCE = 0.10
 """Largest relative difference of the first timed step's loss."""
 
 LOSS_LAST_TOLERANCE = 0.25
 """Largest relative difference of the last timed step's loss."""
+
+UPDATE_FACTOR = 2.0
+"""How many times larger or smaller the change of the parameters may be than the baseline's, over the same steps.
+
+BatchNorm statistics of a replica's share and the rounding of mixed precision change it by some percent."""
 
 LOSS_FLOOR = 0.05
 """Smallest absolute tolerance: where the loss is near 0, a relative band would judge noise."""
@@ -41,4 +48,31 @@ def loss_gate(
                 f"loss of the {name} timed step is {loss:.4g}, the baseline's {base:.4g}: "
                 f"they may differ by {tolerance:.3g} at most"
             )
+    return None
+
+
+def work_gate(run: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """Why a run did not train what the baseline did, or None. The rows of one epoch of each, by column.
+
+    Judged by what was trained (number of values, parameters with a gradient) and by how far it came. What is missing on
+    either side is not judged.
+    """
+
+    def both(column: str) -> tuple[Any, Any] | None:
+        pair = run.get(column), base.get(column)
+        return None if any(value in (None, "") for value in pair) else pair
+
+    values, names, norms = both("trainable_values"), both("gradient_names_hash"), both("update_norm")
+    if values and values[0] != values[1]:
+        return f"{values[0]} values are trained, the baseline trains {values[1]}"
+    if names and names[0] != names[1]:
+        counts = (
+            f"{run.get('gradient_tensors')} parameters had a gradient, {base.get('gradient_tensors')} the baseline's"
+        )
+        return f"{counts}: they are not the same"
+    if norms and norms[1] > 0 and not 1 / UPDATE_FACTOR <= norms[0] / norms[1] <= UPDATE_FACTOR:
+        return (
+            f"the timed steps changed the parameters by {norms[0]:.3g}, the baseline's by {norms[1]:.3g}: "
+            f"more than {UPDATE_FACTOR:g} times apart"
+        )
     return None

@@ -10,12 +10,16 @@ from strategies.places import Plan
 
 PASSED = "passed"
 
+SAME_LOSS = {"fp32": 1e-3, "tf32": 1e-2, "amp-bf16": 2e-2, "amp-fp16": 1e-2}
+"""Largest relative difference of two losses of the same weights on the same samples: kernels differ between calls."""
+
 
 def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test_count: int) -> str:
     """`passed`, or what is wrong with one epoch.
 
     Losses finite, the same parameters on all ranks of a piece, every sample that should have been trained on and no
-    more, and where there was an evaluation, every test sample once.
+    more, its loss computed, as many optimizer steps as there were, all of the model trained and changed by it, and
+    where there was an evaluation, every test sample once. A fact that a rank did not report is not judged.
     """
     if not epoch.finite:
         return "a loss is not finite"
@@ -31,9 +35,83 @@ def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test
         )
     if samples(epoch, plan) != expected_samples:
         return f"{samples(epoch, plan)} samples were trained on, {expected_samples} should have been"
+    wrong = _untrained(epoch, plan)
+    if wrong:
+        return wrong
     if epoch.evaluated is not None and epoch.evaluated != test_count:
         return f"{epoch.evaluated} test samples were evaluated, there are {test_count}"
     return PASSED
+
+
+def leak(epoch: EpochMeasurement, precision: str) -> str:
+    """What is wrong where the run did not go back to its start after warm-up, "" where it did or cannot be told."""
+    first, again = epoch.warmup_loss_first, epoch.loss_first
+    if first is None or again is None or epoch.epoch != 1:
+        return ""
+    if abs(again - first) <= SAME_LOSS.get(precision, 1e-2) * max(abs(first), abs(again), 1e-6):
+        return ""
+    return (
+        f"the first timed loss is {again:.6g}, that of warm-up on the same samples was {first:.6g}: something that "
+        "training changes was not put back after warm-up, or the model draws random numbers in another order"
+    )
+
+
+def _untrained(epoch: EpochMeasurement, plan: Plan) -> str:
+    """What of the work was not done, "" where all of it was."""
+    return (
+        _unlearned_samples(epoch, plan)
+        or _missing_steps(epoch, plan)
+        or _untrained_model(epoch)
+        or _unchanged(epoch, plan)
+    )
+
+
+def _unlearned_samples(epoch: EpochMeasurement, plan: Plan) -> str:
+    """Of a part that several ranks read, the loss may live on one of them."""
+    if epoch.loss_samples is None:
+        return ""
+    due = samples(epoch, plan)
+    done = sum(max(epoch.loss_samples[rank] for rank in plan.readers(part)) for part in range(plan.read_parts))
+    if done == due:
+        return ""
+    return f"the loss was computed of {done} samples, {due} were handed out (counted in context.loss)"
+
+
+def _missing_steps(epoch: EpochMeasurement, plan: Plan) -> str:
+    if epoch.optimizer_steps is None:
+        return ""
+    due = max(len(epoch.step_seconds[rank]) for rank in plan.trainers)
+    skipped = epoch.skipped_steps
+    if skipped >= due:
+        return f"all {due} optimizer steps were skipped by the loss scaler"
+    # Where a rank serves, the optimizer may be there.
+    serves = [rank for rank in range(plan.processes) if rank not in plan.trainers]
+    if serves:
+        return "" if any(epoch.optimizer_steps) else "no optimizer took a step"
+    for rank in plan.trainers:
+        taken = epoch.optimizer_steps[rank]
+        # What the loss scaler skips is a step of a fused optimizer, which looks for itself, and none of others.
+        if taken not in (due, due - skipped):
+            return f"the optimizer of rank {rank} took {taken} steps in {due} timed ones"
+    return ""
+
+
+def _untrained_model(epoch: EpochMeasurement) -> str:
+    values, due = epoch.trainable_values, epoch.trainable_due
+    if values is not None and due is not None and values[0] != due:
+        return f"{values[0]} values are trained, the bare model has {due}"
+    if epoch.gradient_names is not None and not epoch.gradient_names:
+        return "no parameter had a gradient in warm-up"
+    return ""
+
+
+def _unchanged(epoch: EpochMeasurement, plan: Plan) -> str:
+    if epoch.update_norms is None:
+        return ""
+    for rank in plan.trainers:
+        if not epoch.update_norms[rank] > 0:
+            return f"the timed steps did not change the parameters of rank {rank}"
+    return ""
 
 
 def _taken(epoch: EpochMeasurement, plan: Plan, part: int) -> set[int]:

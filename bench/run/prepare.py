@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,15 @@ def _open(resolved: Resolved, folder: Path, data: PreparedData, reporter: Report
     return store
 
 
+def new_campaign_id(folder: Path) -> str:
+    """The folder's name, for a person, and what tells it from another campaign in a folder of that name."""
+    return f"{folder.resolve().name}-{secrets.token_hex(4)}"
+
+
 def _job(resolved: Resolved, facts: dict[str, Any], data: PreparedData, store: Store) -> Job:
     request, matrix, found = resolved.request, resolved.matrix, resolved.machine
     campaign = CampaignFacts(
-        campaign_id=str(resolved.recorded.get("campaign_id") or store.folder.resolve().name),
+        campaign_id=str(resolved.recorded.get("campaign_id") or new_campaign_id(store.folder)),
         environment_id=facts["environment_id"],
         git_commit=facts["volatile"].get("git_commit") or "",
         git_dirty=facts["volatile"].get("git_dirty"),

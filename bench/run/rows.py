@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from bench.results.columns import SCHEMA_VERSION
 from bench.run import gates
 from bench.run.launch import Outcome
 from bench.wire import EpochMeasurement, Measurement
+from strategies.places import Plan
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def run_rows(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, outcome: Ou
     warnings = (*cell.warnings, *facts.data.warnings, *outcome.warnings)
     if measurement is None:
         return [common | {"warnings": " | ".join(warnings)}]
-    common |= {"warnings": " | ".join((*warnings, *measurement.warnings))}
+    leak = gates.leak(measurement.epochs[0], cell["precision"]) if measurement.epochs else ""
+    common |= {"warnings": " | ".join((*warnings, *measurement.warnings, *([leak] if leak else [])))}
     common |= _of_the_run(measurement)
     return [common | _of_the_epoch(facts, cell, run, epoch) for epoch in measurement.epochs]
 
@@ -179,11 +182,30 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
         "loss_last": epoch.loss_last,
         "test_accuracy": epoch.correct / epoch.evaluated if epoch.correct is not None and epoch.evaluated else None,
         "skipped_steps": epoch.skipped_steps,
+        **_work_done(epoch, plan),
         "parameter_hash": epoch.parameter_hashes[plan.trainers[0]],
         "gate": gate,
         **_arithmetic(facts, cell, run.flops_per_sample, rate),
         **invalid,
     }
+
+
+def _work_done(epoch: EpochMeasurement, plan: Plan) -> dict[str, Any]:
+    """What the loss gate of a later run compares: how much was trained, and how far it came."""
+    names = epoch.gradient_names
+    steps = [epoch.optimizer_steps[rank] for rank in plan.trainers] if epoch.optimizer_steps else None
+    return {
+        "optimizer_steps": min(steps) if steps else None,
+        "update_norm": epoch.update_norms[plan.trainers[0]] if epoch.update_norms else None,
+        "trainable_values": epoch.trainable_values[0] if epoch.trainable_values else None,
+        "gradient_tensors": None if names is None else len(names),
+        "gradient_names_hash": "" if names is None else names_hash(names),
+    }
+
+
+def names_hash(names: Sequence[str]) -> str:
+    """sha256 over the sorted names, first 16 hex digits."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def _arithmetic(facts: CampaignFacts, cell: PlannedCell, flops: float | None, rate: float) -> dict[str, Any]:

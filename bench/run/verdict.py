@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bench import heartbeat
 from bench.heartbeat import Beat
-from bench.wire import Measurement, RankError, RunSpec, error_path, heartbeat_path, measurement_path
+from bench.wire import Measurement, RankError, RunSpec, error_path, heartbeat_path, measurement_path, stderr_path
 
+_STACK_LINE = re.compile(r"^(frame #|\s*#\d+ |Fatal Python error|Thread 0x|Current thread|\s+File \"|\s*<.*>$)")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 # A rank whose innermost Python frame is in one of these waits for its peers, or for a kernel that does.
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "torch/cuda/")
@@ -58,7 +59,8 @@ class Frame:
 
     @property
     def library(self) -> bool:
-        return any(mark in Path(self.file).as_posix() for mark in _LIBRARIES)
+        # Frozen modules, such as the import system, stand in no file.
+        return self.file.startswith("<") or any(mark in Path(self.file).as_posix() for mark in _LIBRARIES)
 
     def __str__(self) -> str:
         return f"{self.function}, {Path(self.file).name} line {self.line}"
@@ -83,8 +85,22 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
         return _own_error(own[0], codes)
     if measurement_path(folder).exists():
         warnings = _late_ends(codes, heartbeat.read_beats(heartbeat_path(folder)))
-        return Outcome("ok", measurement=Measurement.read(measurement_path(folder)), warnings=warnings)
+        try:
+            measurement = Measurement.read(measurement_path(folder))
+            _check_ranks(measurement, spec)
+        except ValueError as error:
+            return Outcome("crashed", f"rank 0 left a measurement that cannot be used: {error}", codes.get(0))
+        return Outcome("ok", measurement=measurement, warnings=warnings)
     return _without_measurement(codes, accounts, folder)
+
+
+def _check_ranks(measurement: Measurement, spec: RunSpec) -> None:
+    for epoch in measurement.epochs:
+        if len(epoch.timed_seconds) != spec.processes:
+            raise ValueError(f"it is of {len(epoch.timed_seconds)} ranks, the run had {spec.processes}")
+        steps = {len(epoch.step_seconds[rank]) for rank in spec.cell.plan.trainers}
+        if len(steps) != 1 or 0 in steps:
+            raise ValueError(f"its ranks timed {', '.join(map(str, sorted(steps)))} steps")
 
 
 def _own_error(first: RankError, codes: Mapping[int, int | None]) -> Outcome:
@@ -116,7 +132,8 @@ def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[Ran
     for rank, code in codes.items():
         if code is not None and code < 0:
             hint = ", which is how the kernel ends a process when memory runs out" if code == -SIGKILL else ""
-            return Outcome("crashed", f"rank {rank} was ended by {exit_name(code)}{hint} ({_place(beats, rank)})", code)
+            told = f"rank {rank} was ended by {exit_name(code)}{hint} ({_place(beats, rank)})"
+            return Outcome("crashed", told + _last_words(folder, rank, code), code)
     for rank, code in codes.items():
         if code == 0 and not (rank < len(beats) and beats[rank].phase == "done"):
             return Outcome(
@@ -130,6 +147,26 @@ def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[Ran
         return Outcome("crashed", _told(accounts[0]), codes.get(accounts[0].rank))
     rank, code = next(((rank, code) for rank, code in codes.items() if code), (0, codes.get(0)))
     return Outcome("crashed", f"rank {rank} ended with {exit_name(code)} and left no account; see its log", code)
+
+
+LAST_WORDS = 300
+_TALKING = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP")
+
+
+def _last_words(folder: Path, rank: int, code: int) -> str:
+    """How the log of a rank ends that ended itself, such as C++'s "terminate called ... what()"; "" of others."""
+    if exit_name(code) not in _TALKING:
+        return ""
+    try:
+        with stderr_path(folder, rank).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 20 * LAST_WORDS))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    # What follows is a stack, innermost first: of an abort it says less than the message above it.
+    spoken = [line.strip() for line in lines if line.strip() and not _STACK_LINE.match(line)]
+    words = " ".join(spoken[-2:])
+    return f"; its log ends with: {words[-LAST_WORDS:]}" if words else ""
 
 
 def _place(beats: Sequence[Beat], rank: int) -> str:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.errors import UserError
 from bench.results.summary import write_summary
 
 
@@ -20,7 +21,14 @@ def finish(folder: Path, *, exit_code: int, quiet: bool, json: bool) -> None:
     if not (folder / "runs.csv").exists():
         typer.echo(f"nothing was measured; {folder}", err=True)
         return
-    write_report([folder], folder, formats=("svg", "png"))
+    try:
+        write_report([folder], folder, formats=("svg", "png"))
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        # The figures are in the folder, and the table needs no chart.
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        typer.echo(f"no charts or report could be made ({what}); try again with: bench report {folder}", err=True)
     # Where the terminal has gone away the results are in the folder all the same, and so is the exit code's meaning.
     with contextlib.suppress(OSError):
         if not quiet:

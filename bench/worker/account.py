@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
@@ -12,6 +13,8 @@ from bench.checkpoint import save_checkpoint
 from bench.wire import EpochMeasurement, Measurement
 from bench.worker.flops import flops_per_sample
 from bench.worker.state import BareParameter, RunState
+
+T = TypeVar("T")
 
 
 def write_checkpoint(run: RunState) -> None:
@@ -66,6 +69,25 @@ def gradient_bytes(parameters: Iterable[BareParameter]) -> int:
     return sum(parameter.count * parameter.element_bytes for parameter in parameters if parameter.trains)
 
 
+def by_product(what: str, make: Callable[[], T], problems: list[str]) -> T | None:
+    """What `make` gives, or None and a word in `problems`: it must not cost what was measured."""
+    try:
+        return make()
+    except Exception as error:
+        problems.append(f"no {what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return None
+
+
+def _texts(found: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in dict(found).items()}
+
+
+def _lines(found: Any) -> list[str]:
+    if isinstance(found, str):
+        return [found]
+    return [str(line) for line in found]
+
+
 def gather_run(
     run: RunState,
     epochs: list[EpochMeasurement],
@@ -79,6 +101,13 @@ def gather_run(
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
     rss, parts = peak_rss_bytes(), memory_parts()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
+    problems: list[str] = []
+    flops = details = None
+    if run.rank.rank == 0:
+        if run.spec.count_flops:
+            flops = by_product("FLOPs of a sample", lambda: flops_per_sample(run.spec.workload), problems)
+        details = by_product("details()", lambda: _texts(run.strategy.details()), problems)
+        problems += by_product("warnings()", lambda: _lines(run.strategy.warnings()), problems) or []
     ranks = run.rank.gather((times, run.peaks, rss, parts, gradient_bytes(run.parameters), compile_seconds))
     launch, init, building, warmup = (max(column) for column in zip(*(rank[0] for rank in ranks), strict=True))
     return Measurement(
@@ -88,11 +117,11 @@ def gather_run(
         build_seconds=building,
         warmup_seconds=warmup,
         compile_seconds=max((rank[5] for rank in ranks if rank[5] is not None), default=None),
-        flops_per_sample=flops_per_sample(run.spec.workload) if run.spec.count_flops and run.rank.rank == 0 else None,
+        flops_per_sample=flops,
         peak_memory_bytes=[value for rank in ranks for value in rank[1]],
         host_peak_rss_bytes=sum(rank[2] for rank in ranks),
         host_memory_bytes=shared_once([rank[3] for rank in ranks]),
         gradient_bytes=max(rank[4] for rank in ranks),
-        details=dict(run.strategy.details()),
-        warnings=list(run.strategy.warnings()),
+        details=details or {},
+        warnings=problems,
     )

@@ -15,6 +15,7 @@ from bench.worker.batches import Batches, Samples, TrainingBatches
 from bench.worker.loader import FixedBatch, LoaderBatches
 from bench.worker.rank import Rank
 from bench.worker.state import BareParameter, RunState
+from bench.worker.tally import Loss, Tally
 from bench.workloads.base import Workload
 from strategies import Registry
 from strategies.base import Context
@@ -26,9 +27,10 @@ class Makers:
     So the harness knows the bare model's parameters by name, whatever the strategy makes of them.
     """
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, workload: Workload, seed: int, tally: Tally) -> None:
         self._workload = workload
         self._seed = seed
+        self._tally = tally
         self.parameters: tuple[BareParameter, ...] = ()
 
     def make_model(self) -> torch.nn.Module:
@@ -43,7 +45,7 @@ class Makers:
 
     def make_optimizer(self, parameters: Iterable[torch.nn.Parameter], *, fused: bool = False) -> torch.optim.Optimizer:
         """The workload's optimizer. It is handed a list: a generator would be empty at a second reading."""
-        return self._workload.make_optimizer(list(parameters), fused=fused)
+        return self._tally.made(self._workload.make_optimizer(list(parameters), fused=fused))
 
 
 class NoBatches:
@@ -59,20 +61,22 @@ def build_run(spec: RunSpec, rank: Rank) -> RunState:
     registry = Registry.collect([Path(path) for path in spec.strategy_files])
     strategy = registry.load(spec.cell["strategy"])()
     batches = make_batches(spec, rank, workload)
-    makers = Makers(workload, spec.seed)
-    strategy.build(make_context(spec, rank, workload), makers.make_model, makers.make_optimizer)
+    tally = Tally()
+    makers = Makers(workload, spec.seed, tally)
+    context = make_context(spec, rank, workload, loss=tally.counting(workload.loss))
+    strategy.build(context, makers.make_model, makers.make_optimizer)
     if spec.initial_state:
         load_checkpoint(Path(spec.initial_state), strategy, workload=spec.workload)
-    return RunState(spec, rank, workload, strategy, batches, strategy.snapshot(), makers.parameters)
+    return RunState(spec, rank, workload, strategy, batches, strategy.snapshot(), makers.parameters, tally)
 
 
-def make_context(spec: RunSpec, rank: Rank, workload: Workload) -> Context:
+def make_context(spec: RunSpec, rank: Rank, workload: Workload, *, loss: Loss) -> Context:
     """What the strategy is told of its place and of the run."""
     return Context(
         rank=rank.rank,
         plan=spec.cell.plan,
         devices=rank.devices,
-        loss=workload.loss,
+        loss=loss,
         input_shape=workloads.find(spec.workload).input_shape,
         precision=spec.cell["precision"],
         memory_format=spec.cell["memory_format"],

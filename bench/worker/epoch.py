@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing
 
-WARMUP_EPOCH = 0
+FIRST_EPOCH = 1
 
 
 def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
@@ -25,8 +27,16 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     Returns the seconds of the first step where the run is compiled, None otherwise.
     """
     timer = ClockTimer(run.rank.synchronize, run.rank.barrier)
-    batches = run.batches.epoch(WARMUP_EPOCH, steps=run.spec.warmup_steps)
-    timing, _ = run_stretch(run, batches, timer=timer, heartbeat=heartbeat)
+    # The samples of the first timed epoch: where everything is put back, its first loss comes again.
+    batches = run.batches.epoch(FIRST_EPOCH, steps=run.spec.warmup_steps)
+    torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
+
+    def note_gradients() -> None:
+        if not run.gradients:
+            run.gradients.append(tuple(run.strategy.gradient_names()))
+
+    timing, losses = run_stretch(run, batches, timer=timer, heartbeat=heartbeat, at_gradients=note_gradients)
+    run.warmup_losses += [float(loss.detach()) for loss in losses[:1] if isinstance(loss, Tensor) and loss.numel() == 1]
     run.strategy.restore(run.start)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
@@ -36,11 +46,15 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
 
 @dataclass(frozen=True)
 class Timed:
-    """What this rank has of a timed epoch: its times, its losses (left on the device), and the samples it took."""
+    """What this rank has of a timed epoch: its times, its losses (left on the device), and the samples it took.
+
+    start: the strategy's sample of its parameters before it.
+    """
 
     timing: Timing
     losses: list[Tensor | None]
     samples: list[int]
+    start: Mapping[str, Any]
 
 
 def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
@@ -50,22 +64,30 @@ def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
     batches = Counted(run.batches.epoch(epoch, steps=run.spec.steps))
+    start = run.strategy.parameter_sample()
+    run.tally.start()
     timing, losses = run_stretch(run, batches, timer=make_timer(run), heartbeat=heartbeat)
     before = run.peaks or [0] * len(gpus)
     run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
-    return Timed(timing, losses, batches.samples)
+    return Timed(timing, losses, batches.samples, start)
 
 
 def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     """What all ranks measured of one epoch, after the clock has stopped."""
     timing, losses = timed.timing, timed.losses
     own = _scalars(losses)
+    # Before anything else is computed: a strategy may use the loss or the optimizer in its hooks.
+    counted = {"loss_samples": run.tally.samples, "optimizer_steps": run.tally.steps}
     run.strategy.settle()
     mine = {
+        **counted,
         "timing": timing,
         "losses": own,
+        "warmup_losses": run.warmup_losses,
         "samples": timed.samples,
         "hash": run.strategy.fingerprint(),
+        "update": run.strategy.update_norm(timed.start),
+        "trainable": run.strategy.trainable_count(),
         "skipped": run.strategy.skipped_steps(),
     }
     exchange = communication(run, epoch, timing)
@@ -83,9 +105,16 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         samples=[rank["samples"] for rank in ranks],
         loss_first=_mean([rank[0] for rank in by_rank]) if finite else None,
         loss_last=_mean([rank[-1] for rank in by_rank]) if finite else None,
+        warmup_loss_first=_finite_mean([rank["warmup_losses"][0] for rank in ranks if rank["warmup_losses"]]),
         finite=finite,
         skipped_steps=max(rank["skipped"] for rank in ranks),
         parameter_hashes=[rank["hash"] for rank in ranks],
+        loss_samples=[rank["loss_samples"] for rank in ranks],
+        optimizer_steps=[rank["optimizer_steps"] for rank in ranks],
+        update_norms=[rank["update"] for rank in ranks],
+        trainable_values=[rank["trainable"] for rank in ranks],
+        trainable_due=sum(one.count for one in run.parameters if one.trains) if run.parameters else None,
+        gradient_names=list(run.gradients[0]) if run.gradients else None,
         forward_backward=_totals([timing.forward_backward for timing in timings]),
         optimizer=_totals([timing.apply for timing in timings]),
         **exchange,
@@ -105,6 +134,11 @@ def _scalars(losses: list[Tensor | None]) -> list[float]:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _finite_mean(values: list[float]) -> float | None:
+    mean = _mean(values)
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _totals(lists: list[list[float] | None]) -> list[float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import workloads
@@ -20,5 +21,6 @@ def flops_per_sample(workload_name: str) -> float:
     model = workload.make_model().to("meta").train()
     inputs = torch.empty(_BATCH, *shape, device="meta")
     with FlopCounterMode(display=False) as counter:
-        model(inputs).sum().backward()
+        outputs = [value for value in tree_leaves(model(inputs)) if isinstance(value, torch.Tensor)]
+        torch.stack([value.float().sum() for value in outputs if value.requires_grad]).sum().backward()
     return counter.get_total_flops() / _BATCH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -19,8 +19,12 @@ def run_steps(
     accumulate: int,
     timer: Timer,
     heartbeat: Heartbeat,
+    at_gradients: Callable[[], None] | None = None,
 ) -> tuple[Timing, list[Tensor | None]]:
-    """The training loop, the same for every strategy. Returns this rank's times and its losses, left on the device."""
+    """The training loop, the same for every strategy. Returns this rank's times and its losses, left on the device.
+
+    `at_gradients` is called in every step between backward and the optimizer: in warm-up alone.
+    """
     losses: list[Tensor | None] = []
     timer.start()
     for step, batch in enumerate(batches, start=1):
@@ -28,6 +32,8 @@ def run_steps(
         micro = [strategy.place(*part) for part in split(batch, accumulate)]
         losses.append(strategy.forward_backward(micro))
         timer.gradients_ready()
+        if at_gradients is not None:
+            at_gradients()
         strategy.apply()
         timer.step_done()
         heartbeat.step(step)

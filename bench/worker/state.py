@@ -10,6 +10,7 @@ import torch
 from bench.wire import RunSpec
 from bench.worker.batches import Batches
 from bench.worker.rank import Rank
+from bench.worker.tally import Tally
 from bench.worker.timing import BreakdownTimer, ClockTimer, EventTimer, Timer
 from bench.workloads.base import Workload
 from strategies.base import Strategy
@@ -31,6 +32,9 @@ class RunState:
 
     parameters: those of the bare model, in its order; empty where the strategy made none on this rank.
     start: the strategy's snapshot of before the first step, until warm-up has gone back to it.
+    tally: what is counted of its steps.
+    gradients: names of the parameters that had one in the first warm-up step, once it has been; else empty.
+    warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
     """
 
@@ -41,6 +45,9 @@ class RunState:
     batches: Batches
     start: dict[str, Any]
     parameters: tuple[BareParameter, ...]
+    tally: Tally
+    gradients: list[tuple[str, ...]] = field(default_factory=list)
+    warmup_losses: list[float] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -14,7 +14,12 @@ from strategies.places import SERVE
 
 
 def run_stretch(
-    run: RunState, batches: Iterable[tuple[Tensor, Tensor]], *, timer: Timer, heartbeat: Heartbeat
+    run: RunState,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    timer: Timer,
+    heartbeat: Heartbeat,
+    at_gradients: Callable[[], None] | None = None,
 ) -> tuple[Timing, list[Tensor | None]]:
     """Run the steps of these batches. Returns this rank's times and its losses, left on the device.
 
@@ -26,5 +31,10 @@ def run_stretch(
         return timer.stop(), []
     with run.strategy.epoch():
         return run_steps(
-            run.strategy, batches, accumulate=run.spec.cell["accumulate"], timer=timer, heartbeat=heartbeat
+            run.strategy,
+            batches,
+            accumulate=run.spec.cell["accumulate"],
+            timer=timer,
+            heartbeat=heartbeat,
+            at_gradients=at_gradients,
         )

@@ -8,11 +8,16 @@ or `Skipped` with the reason why it cannot be drawn:
     figure_speedup(data, scaling="strong")
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+# Nothing is drawn on a screen: a backend that the environment names for other programs, known here or not, is none of
+# this one's, and matplotlib refuses to be imported with one that it does not know.
+os.environ.pop("MPLBACKEND", None)
 
 from matplotlib.figure import Figure
 

@@ -5,7 +5,7 @@ that it is given into groups, and every chart draws one group.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -226,10 +226,33 @@ def load_groups(folders: Iterable[Path], *, published: Published | None = None) 
     return groups
 
 
+def one_of_each(campaigns: Sequence[Campaign]) -> list[pd.DataFrame]:
+    """The rows of these campaigns, those of a copy once.
+
+    Raises UserError for rows of one run and epoch that are not the same: which is true cannot be told.
+    """
+    seen: dict[tuple[Any, ...], tuple[dict[str, Any], Path]] = {}
+    parts = []
+    for campaign in campaigns:
+        new = []
+        for row in campaign.run_rows:
+            key = (row["campaign_id"], row["run_id"], row["epoch"])
+            earlier, folder = seen.setdefault(key, (row, campaign.folder))
+            if earlier != row:
+                raise UserError(
+                    f"{folder} and {campaign.folder} both hold run {row['run_id']} of campaign {row['campaign_id']}, "
+                    "with other values: one is a changed copy, or an earlier version named both after folders of one "
+                    "name; give one of them"
+                )
+            new.append(earlier is row)
+        parts.append(campaign.runs[new])
+    return parts
+
+
 def _load_pool(environment_id: str, members: list[Campaign], published: Published) -> list[ChartData]:
     """The groups of one machine: the runs of all its campaigns together, one group a workload and data."""
-    parts = [campaign.runs[campaign.runs[MACHINE] == environment_id] for campaign in members]
-    runs = pd.concat(parts, ignore_index=True)
+    runs = pd.concat(one_of_each(members), ignore_index=True)
+    runs = runs[runs[MACHINE] == environment_id].reset_index(drop=True)
     baseline = next((c.baseline_option for c in members if c.baseline_option), "")
     summary = summarise(runs, baseline=baseline, stop_reason=_stop_reason(members))
     extra = {
