@@ -17,7 +17,7 @@ def build(kind: type[T], values: Any) -> T:
     """A dataclass of JSON's values. Raises ValueError naming the first field that is missing, unknown or of a type."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{_shown(values)} stands in place of its fields")
-    hints = _hints(kind)
+    hints = _hints(typing.cast(Any, kind))
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = [name for name in values if name not in fields]
     if unknown:

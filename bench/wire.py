@@ -103,7 +103,7 @@ class EpochMeasurement:
 
     loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
     the epoch changed in the parameters. trainable_values: how many values training changes in the strategy's model,
-    trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up, as rank 0 knows them.
+    trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up.
     warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of epoch 1.
     """
 

@@ -21,7 +21,7 @@ from strategies.base import Unsupported
 HOOKS = {
     *("build", "place", "forward_backward", "apply", "without_exchange", "epoch", "serve", "skipped_steps"),
     *("evaluating", "predict", "settle", "snapshot", "restore", "bare_state", "load_bare_state", "fingerprint"),
-    *("details", "warnings", "close"),
+    *("details", "warnings", "close", "gradient_names", "parameter_sample", "update_norm", "trainable_count"),
 }
 
 
@@ -40,6 +40,8 @@ class Script:
     sizes: list[int] = field(default_factory=list)
     steps: int = 0
     predicted: int = 0
+    context: Any = None
+    optimizer: Any = None
 
 
 def make_double(script: Script) -> Any:
@@ -57,8 +59,9 @@ def make_double(script: Script) -> Any:
             raise AssertionError(f"the harness set {name}")
 
         def build(self, context, make_model, make_optimizer) -> None:
-            if script.makes_model:
-                make_optimizer(make_model().parameters())
+            script.context = context
+            weight = torch.nn.Parameter(torch.zeros(1))
+            script.optimizer = make_optimizer(make_model().parameters() if script.makes_model else [weight])
 
         def place(self, inputs, targets):
             script.sizes.append(len(inputs))
@@ -67,10 +70,14 @@ def make_double(script: Script) -> Any:
         def forward_backward(self, micro):
             if script.cannot_be_silent and "without_exchange" in script.calls:
                 raise Unsupported("it always exchanges")
+            if script.loss:
+                for _, targets in micro:
+                    script.context.loss(torch.zeros(len(targets), 100, requires_grad=True), targets)
             return torch.tensor(10.0 - script.steps) if script.loss else None
 
         def apply(self) -> None:
             script.steps += 1
+            script.optimizer.step()
 
         def predict(self, inputs):
             script.predicted += 1
@@ -89,6 +96,18 @@ def make_double(script: Script) -> Any:
 
         def bare_state(self):
             return {"model": {"steps": torch.tensor(script.steps)}, "optimizer": {}}
+
+        def gradient_names(self):
+            return ("w",)
+
+        def parameter_sample(self):
+            return {"steps": script.steps}
+
+        def update_norm(self, start) -> float:
+            return float(script.steps - start["steps"])
+
+        def trainable_count(self) -> int:
+            return 1
 
         def fingerprint(self) -> str:
             return f"{script.steps} steps"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,15 @@ from bench import heartbeat
 from bench.heartbeat import PHASES, Beat, Heartbeat
 from bench.run import interrupts
 from bench.run.verdict import Frame, exit_name, judge, read_stack, timeout_reason
-from bench.wire import Measurement, RankError, error_path, heartbeat_path, measurement_path
+from bench.wire import (
+    EpochMeasurement,
+    Measurement,
+    RankError,
+    error_path,
+    heartbeat_path,
+    measurement_path,
+    stderr_path,
+)
 from bench.worker import parent
 from strategies.places import data_parallel
 
@@ -45,7 +55,88 @@ def account(folder: Path, rank: int, kind: str, type_: str, *, at: int, phase: s
 
 
 def complete(folder: Path) -> None:
-    Measurement([], 1.0, 1.0, 1.0, 1.0, None, None, [], 1, None, 4, {}, []).write(measurement_path(folder))
+    Measurement([EPOCH], 1.0, 1.0, 1.0, 1.0, None, None, [], 1, None, 4, {}, []).write(measurement_path(folder))
+
+
+EPOCH = EpochMeasurement(
+    1, [1.0, 2.0], [[1.0], [2.0]], [[0.0], [0.0]], [[8], [8]], 1.0, 0.5, finite=True, skipped_steps=0,
+    parameter_hashes=["a", "a"],
+)  # fmt: skip
+SOUND = json.loads(json.dumps(dataclasses.asdict(EPOCH)))
+WHOLE: dict[str, Any] = {
+    "epochs": [SOUND], "launch_seconds": 1.0, "init_seconds": 1.0, "build_seconds": 1.0, "warmup_seconds": 1.0,
+    "compile_seconds": None, "flops_per_sample": None, "peak_memory_bytes": [], "host_peak_rss_bytes": 1,
+    "host_memory_bytes": None, "gradient_bytes": 4, "details": {}, "warnings": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ("", "Expecting value"),
+        ("{}", "no epochs"),
+        ('{"epochs"', "Expecting"),
+        ("[1, 2]", "[1, 2] stands in place of its fields"),
+        ("null", "None stands in place of its fields"),
+        (WHOLE | {"epochs": []}, "it has no epoch"),
+        (WHOLE | {"epochs": [{}]}, "no epoch"),
+        (WHOLE | {"epochs": {"a": 1}}, "epochs is {'a': 1}"),
+        (WHOLE | {"epochs": [SOUND | {"timed_seconds": [0.0, 0.0]}]}, "timed_seconds is 0.0"),
+        (WHOLE | {"epochs": [SOUND | {"timed_seconds": [-1.0, 1.0]}]}, "timed_seconds is -1.0"),
+        (WHOLE | {"epochs": [SOUND | {"timed_seconds": [float("nan"), 1.0]}]}, "timed_seconds is nan"),
+        (WHOLE | {"epochs": [SOUND | {"timed_seconds": ["1", 1.0]}]}, "timed_seconds is '1'"),
+        (WHOLE | {"epochs": [SOUND | {"timed_seconds": [1.0]}]}, "step_seconds is of 2 ranks, timed_seconds of 1"),
+        (WHOLE | {"epochs": [SOUND | {"step_seconds": [[], []]}]}, "no step was timed"),
+        (WHOLE | {"epochs": [SOUND | {"step_seconds": [[1.0], [1.0, 2.0]]}]}, "its ranks timed 1, 2 steps"),
+        (WHOLE | {"epochs": [SOUND | {"samples": [[8.5], [8]]}]}, "samples is 8.5"),
+        (WHOLE | {"launch_seconds": "soon"}, "launch_seconds is 'soon'"),
+        (WHOLE | {"gradient_bytes": True}, "gradient_bytes is True"),
+        (WHOLE | {"details": ["a"]}, "details is ['a']"),
+        (WHOLE | {"warnings": [1]}, "warnings is 1"),
+        (WHOLE | {"more": 1}, "unknown field 'more'"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_measurement_that_no_run_can_give_is_a_crash(run, left: object, why: str) -> None:
+    path = measurement_path(Path(run.folder))
+    if left is None:
+        path.mkdir()
+    else:
+        path.write_text(left if isinstance(left, str) else json.dumps(left))
+    outcome = judge({0: 0, 1: 0}, run)
+    assert outcome.status == "crashed"
+    assert outcome.reason.startswith("rank 0 left a measurement that cannot be used: ")
+    assert why in outcome.reason
+    assert outcome.measurement is None
+
+
+def test_a_whole_one_is_read(run) -> None:
+    measurement_path(Path(run.folder)).write_text(json.dumps(WHOLE))
+    assert judge({0: 0, 1: 0}, run).status == "ok"
+
+
+@pytest.mark.parametrize("left", ["{}", "[]", '{"rank": "x", "kind": 1}', "nonsense", None])
+def test_an_account_that_no_rank_can_give_is_passed_over(run, left: str | None) -> None:
+    path = error_path(Path(run.folder), 1)
+    path.mkdir() if left is None else path.write_text(left)
+    assert judge({0: None, 1: 3}, run).reason == "rank 1 ended with exit code 3 and left no account; see its log"
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "words"),
+    [
+        (-6, "a line\nterminate called after throwing\n  what(): gone\n",
+         "; its log ends with: terminate called after throwing what(): gone"),
+        (-6, "Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  File \"x.py\", line 1 in f\n", ""),
+        (-11, "", ""),
+        # Killed from outside: what it said before has nothing to do with it.
+        (-9, "the last line\n", ""),
+    ],
+)  # fmt: skip
+def test_a_rank_that_aborts_is_quoted(run, code: int, log: str, words: str) -> None:
+    stderr_path(Path(run.folder), 1).write_text(log)
+    reason = judge({0: None, 1: code}, run).reason
+    assert reason.endswith(f"(last seen in timed after step 3){words}")
 
 
 def test_a_ranks_own_error_goes_before_what_its_neighbour_saw_earlier(run) -> None:

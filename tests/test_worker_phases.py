@@ -22,6 +22,7 @@ from bench.worker.epoch import gather_epoch, timed_epoch, warm_up
 from bench.worker.evaluate import evaluate
 from bench.worker.exchange import communication
 from bench.worker.rank import Rank
+from bench.worker.tally import Tally
 from strategies.base import Strategy
 from strategies.places import SERVE, Place, Plan, data_parallel, one_process
 
@@ -78,15 +79,15 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
     run = build_run(told, Rank(told, 0, 1, CPU))
     assert called() == ["build", "snapshot"]
     first_step_seconds = warm_up(run, Silent())
-    assert called() == ["epoch", *STEP, "epoch is left", "restore"]
+    assert called() == ["epoch", *STEP[:3], "gradient_names", "apply", "epoch is left", "restore"]
     assert first_step_seconds is not None
     assert (script.steps, run.start) == (0, {})
 
     timed = timed_epoch(run, 1, Silent())
-    assert called() == ["epoch", *STEP * 4, "epoch is left"]
+    assert called() == ["parameter_sample", "epoch", *STEP * 4, "epoch is left"]
     assert (timed.samples, [float(loss) for loss in timed.losses]) == ([16] * 4, [10.0, 9.0, 8.0, 7.0])
     measured = gather_epoch(run, 1, timed)
-    assert called() == ["settle", "fingerprint", "skipped_steps"]
+    assert called() == ["settle", "fingerprint", "update_norm", "trainable_count", "skipped_steps"]
     assert (measured.loss_first, measured.loss_last, measured.skipped_steps) == (10.0, 7.0, 1)
     assert (measured.parameter_hashes, measured.samples) == (["4 steps"], [[16] * 4])
 
@@ -176,7 +177,7 @@ class Greedy:
 
 
 def test_an_optimizer_is_made_over_a_list_and_a_model_from_the_seed() -> None:
-    makers = Makers(Greedy(), 7)
+    makers = Makers(Greedy(), 7, Tally())
     first, second = makers.make_model(), makers.make_model()
     assert makers.make_optimizer((value for value in first.parameters()), fused=True) == (4, 4, True)
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
@@ -201,7 +202,8 @@ def test_a_rank_that_serves_has_no_batches_no_losses_and_no_part(
     server, trainer = Script(), Script(makes_model=True)
     measured = live_together(monkeypatch, told, [server, trainer])
     assert server.calls == [
-        *("build", "snapshot", "serve", "restore", "serve", "settle", "fingerprint", "skipped_steps"),
+        *("build", "snapshot", "serve", "restore", "parameter_sample", "serve", "settle"),
+        *("fingerprint", "update_norm", "trainable_count", "skipped_steps"),
         *("evaluating", "evaluating is left", "details", "warnings", "close"),
     ]
     assert "serve" not in trainer.calls

@@ -61,7 +61,7 @@ def _untrained(epoch: EpochMeasurement, plan: Plan) -> str:
     return (
         _unlearned_samples(epoch, plan)
         or _missing_steps(epoch, plan)
-        or _untrained_model(epoch)
+        or _untrained_model(epoch, plan)
         or _unchanged(epoch, plan)
     )
 
@@ -96,10 +96,10 @@ def _missing_steps(epoch: EpochMeasurement, plan: Plan) -> str:
     return ""
 
 
-def _untrained_model(epoch: EpochMeasurement) -> str:
-    values, due = epoch.trainable_values, epoch.trainable_due
-    if values is not None and due is not None and values[0] != due:
-        return f"{values[0]} values are trained, the bare model has {due}"
+def _untrained_model(epoch: EpochMeasurement, plan: Plan) -> str:
+    values = epoch.trainable_values[plan.trainers[0]] if epoch.trainable_values else None
+    if values is not None and epoch.trainable_due is not None and values != epoch.trainable_due:
+        return f"{values} values are trained, the bare model has {epoch.trainable_due}"
     if epoch.gradient_names is not None and not epoch.gradient_names:
         return "no parameter had a gradient in warm-up"
     return ""

@@ -39,7 +39,8 @@ Say = Callable[[Mapping[str, Any]], None]
 
 def file_messages(run: str, path: Path, *, begin: int = 0, pieces: int | None = None) -> list[dict[str, Any]]:
     """The pieces of a file from `begin` on, `pieces` at most. All are of PIECE_BYTES, but the last of the file."""
-    now, found = time.perf_counter_ns(), []
+    found: list[dict[str, Any]] = []
+    now = time.perf_counter_ns()
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(begin)

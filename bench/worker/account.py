@@ -102,12 +102,11 @@ def gather_run(
     rss, parts = peak_rss_bytes(), memory_parts()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
     problems: list[str] = []
-    flops = details = None
-    if run.rank.rank == 0:
-        if run.spec.count_flops:
-            flops = by_product("FLOPs of a sample", lambda: flops_per_sample(run.spec.workload), problems)
-        details = by_product("details()", lambda: _texts(run.strategy.details()), problems)
-        problems += by_product("warnings()", lambda: _lines(run.strategy.warnings()), problems) or []
+    details = by_product("details()", lambda: _texts(run.strategy.details()), problems)
+    problems += by_product("warnings()", lambda: _lines(run.strategy.warnings()), problems) or []
+    flops = None
+    if run.spec.count_flops and run.rank.rank == 0:
+        flops = by_product("FLOPs of a sample", lambda: flops_per_sample(run.spec.workload), problems)
     ranks = run.rank.gather((times, run.peaks, rss, parts, gradient_bytes(run.parameters), compile_seconds))
     launch, init, building, warmup = (max(column) for column in zip(*(rank[0] for rank in ranks), strict=True))
     return Measurement(

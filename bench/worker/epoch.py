@@ -36,7 +36,8 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
             run.gradients.append(tuple(run.strategy.gradient_names()))
 
     timing, losses = run_stretch(run, batches, timer=timer, heartbeat=heartbeat, at_gradients=note_gradients)
-    run.warmup_losses += [float(loss.detach()) for loss in losses[:1] if isinstance(loss, Tensor) and loss.numel() == 1]
+    first = losses[:1]
+    run.warmup_losses.extend(float(loss) for loss in first if isinstance(loss, Tensor) and loss.numel() == 1)
     run.strategy.restore(run.start)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
@@ -88,6 +89,8 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         "hash": run.strategy.fingerprint(),
         "update": run.strategy.update_norm(timed.start),
         "trainable": run.strategy.trainable_count(),
+        "due": sum(one.count for one in run.parameters if one.trains) if run.parameters else None,
+        "gradients": run.gradients[:1],
         "skipped": run.strategy.skipped_steps(),
     }
     exchange = communication(run, epoch, timing)
@@ -113,8 +116,8 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         optimizer_steps=[rank["optimizer_steps"] for rank in ranks],
         update_norms=[rank["update"] for rank in ranks],
         trainable_values=[rank["trainable"] for rank in ranks],
-        trainable_due=sum(one.count for one in run.parameters if one.trains) if run.parameters else None,
-        gradient_names=list(run.gradients[0]) if run.gradients else None,
+        trainable_due=max((rank["due"] for rank in ranks if rank["due"] is not None), default=None),
+        gradient_names=next((list(rank["gradients"][0]) for rank in ranks if rank["gradients"]), None),
         forward_backward=_totals([timing.forward_backward for timing in timings]),
         optimizer=_totals([timing.apply for timing in timings]),
         **exchange,
