@@ -40,6 +40,7 @@ class Script:
     sizes: list[int] = field(default_factory=list)
     steps: int = 0
     predicted: int = 0
+    values: int = 0
     context: Any = None
     optimizer: Any = None
 
@@ -60,8 +61,11 @@ def make_double(script: Script) -> Any:
 
         def build(self, context, make_model, make_optimizer) -> None:
             script.context = context
-            weight = torch.nn.Parameter(torch.zeros(1))
-            script.optimizer = make_optimizer(make_model().parameters() if script.makes_model else [weight])
+            weights = [torch.nn.Parameter(torch.zeros(1))]
+            if script.makes_model:
+                weights = list(make_model().parameters())
+            script.values = sum(weight.numel() for weight in weights)
+            script.optimizer = make_optimizer(weights)
 
         def place(self, inputs, targets):
             script.sizes.append(len(inputs))
@@ -107,7 +111,7 @@ def make_double(script: Script) -> Any:
             return float(script.steps - start["steps"])
 
         def trainable_count(self) -> int:
-            return 1
+            return script.values
 
         def fingerprint(self) -> str:
             return f"{script.steps} steps"

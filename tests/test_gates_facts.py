@@ -73,9 +73,9 @@ def test_the_optimizer_may_be_where_a_rank_serves() -> None:
 def test_work_is_compared_with_the_baseline_s() -> None:
     base = {"trainable_values": 10, "gradient_tensors": 2, "gradient_names_hash": "x", "update_norm": 1.0}
     assert work_gate(base, base) is None
-    assert work_gate(base | {"update_norm": 1.9}, base) is None
-    assert "changed the parameters by 2.1, the baseline's by 1" in (work_gate(base | {"update_norm": 2.1}, base) or "")
-    assert "by 0.4," in (work_gate(base | {"update_norm": 0.4}, base) or "")
+    assert work_gate(base | {"update_norm": 3.9}, base) is None
+    assert "changed the parameters by 4.1, the baseline's by 1" in (work_gate(base | {"update_norm": 4.1}, base) or "")
+    assert "by 0.2," in (work_gate(base | {"update_norm": 0.2}, base) or "")
     assert work_gate(base | {"trainable_values": 9}, base) == "9 values are trained, the baseline trains 10"
     other = {"gradient_names_hash": "y", "gradient_tensors": 1}
     assert work_gate(base | other, base) == "1 parameters had a gradient, 2 the baseline's: they are not the same"
