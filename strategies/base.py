@@ -275,7 +275,9 @@ class Strategy(ABC):
         # A copy: torch keeps tensors of the same device and type as they are, and steps would change the snapshot.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
+            # The scale that warm-up has found is no result of training, and stays: the first steps would be skipped.
+            settled = self.scaler.state_dict()["scale"]
+            self.scaler.load_state_dict({**state["scaler"], "scale": settled})
         self.scaler.start_count()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -13,7 +13,7 @@ from bench.machine.calibrate import Calibration
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(calibrate.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
     return tmp_path
 
 

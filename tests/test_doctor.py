@@ -113,7 +113,7 @@ def test_data_found_missing_and_incomplete(tmp_path: Path) -> None:
 
 
 def test_default_data_root_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
     found = doctor.collect_findings(None, env={}, nvml=NoDriver(), torch_facts=never)
     assert f"not in {tmp_path / 'strategybench'}" in [finding.value for finding in found]
 

@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import platformdirs
-
 from bench.data import cifar, converted, synthetic
 from bench.data.download import DownloadFailed, download
 from bench.data.specs import DATASETS, Arrays, DatasetSpec, PreparedData, Progress, Report
 from bench.errors import UserError
 from bench.factors import DATASET_NAMES
+from bench.files import cache_folder, expanded
 
 KINDS = ("cifar10", "cifar100", "toy")
 
@@ -73,13 +72,16 @@ def _check(dataset: str, kind: str, seed: int) -> None:
 
 def _roots(data_root: Path | None) -> tuple[Path, list[Path]]:
     """The root to look in, and the roots that converted data may go to, best first."""
-    cache = Path(platformdirs.user_cache_dir("strategybench"))
-    root = cache if data_root is None else data_root.expanduser().absolute()
+    root = cache_folder() if data_root is None else expanded(data_root).absolute()
     try:
         if root.exists() and not root.is_dir():
             raise UserError(f"{root} is a file; as data root give a folder")
     except OSError as error:
         raise UserError(f"data root {str(root)[:80]}: {error.strerror or error}; give another folder") from None
+    try:
+        cache = cache_folder()
+    except UserError:
+        return root, [root]
     return root, [root] if root == cache else [root, cache]
 
 

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
-from bench.files import write_text_atomically
+from bench.files import cache_folder, write_text_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +116,7 @@ def _all_reduce_rank(rank: int, kind: str, ranks: int, threads: int, folder: str
 
 
 def cache_path(environment_id: str) -> Path:
-    return Path(platformdirs.user_cache_dir("strategybench")) / f"calibration-{environment_id}.json"
+    return cache_folder() / f"calibration-{environment_id}.json"
 
 
 def save_calibration(calibration: Calibration, environment_id: str) -> Path:

@@ -83,7 +83,10 @@ def resolve_threads(machine: Machine, devices: Sequence[int], requested: int | N
     # A process that feeds a GPU needs one thread however few the cores are; more than that is a choice.
     if largest * threads > machine.cores and (machine.device_kind == "cpu" or threads > 1):
         product = f"{_count(largest, 'device')} x {_count(threads, 'thread')} = {largest * threads}"
-        raise UserError(f"{product} > {_count(machine.cores, 'core')}; use fewer devices or threads per device")
+        raise UserError(
+            f"{product} > {_count(machine.cores, 'core')}; "
+            "use fewer devices or threads per device (bench run --devices, --threads-per-device)"
+        )
     return threads
 
 

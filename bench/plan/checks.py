@@ -63,7 +63,7 @@ def _check(cell: PlannedCell, matrix: Matrix, *, workload: WorkloadEntry, train_
             f"{cell}: a global batch of {batch} does not divide into {plan.parts} part"
             + ("s" if plan.parts > 1 else "")
             + (f" x {accumulate} micro-batches" if accumulate > 1 else "")
-            + "; choose --batch as a multiple of their product"
+            + f"; choose --batch as a multiple of {pieces}"
         )
     if workload.batch_norm and batch // pieces < 2:
         raise UserError(

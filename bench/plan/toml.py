@@ -15,8 +15,12 @@ def line_of(text: str, key: str, section: int | None) -> int | None:
 
     For a key that is itself a table, such as `options`, its header's line. None where it is not found.
     """
-    cells, table = -1, ""
+    cells, table, inside = -1, "", ""
     for number, line in enumerate(text.splitlines(), start=1):
+        # What stands in a string of several lines is no key.
+        within, inside = inside, _open_string(line, inside)
+        if within:
+            continue
         header = _TABLE.match(line)
         if header:
             table = header[2]
@@ -30,6 +34,31 @@ def line_of(text: str, key: str, section: int | None) -> int | None:
         if found and found[1] == key and here:
             return number
     return None
+
+
+def _open_string(line: str, inside: str) -> str:
+    """The quotes of a string of several lines that is open at the end of this line, "" where none is."""
+    place = 0
+    while place < len(line):
+        if inside:
+            end = line.find(inside, place)
+            if end < 0:
+                return inside
+            place, inside = end + 3, ""
+            continue
+        if line[place] == "#":
+            return ""
+        quote = line[place] if line[place] in "\"'" else ""
+        if quote and line.startswith(quote * 3, place):
+            place, inside = place + 3, quote * 3
+        elif quote:
+            end = place + 1
+            while end < len(line) and line[end] != quote:
+                end += 2 if line[end] == "\\" and quote == '"' else 1
+            place = end + 1
+        else:
+            place += 1
+    return inside
 
 
 def toml_text(sections: Iterable[tuple[str, Mapping[str, Any]]]) -> str:

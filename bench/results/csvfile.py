@@ -40,9 +40,10 @@ def parse_value(column: Column, text: str) -> Any:
     if text == "":
         return "" if column.kind == "str" else None
     if column.kind == "bool":
-        if text not in ("true", "false"):
+        # Spreadsheets write theirs in capitals.
+        if text.lower() not in ("true", "false"):
             raise ValueError(f"{text!r} is neither true nor false")
-        return text == "true"
+        return text.lower() == "true"
     if column.kind == "int":
         return int(text)
     if column.kind == "float":
@@ -80,7 +81,8 @@ def write_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) -> 
 
 def check_header(path: Path, columns: tuple[Column, ...]) -> None:
     """Raise UserError unless the file's first line is exactly the header of these columns."""
-    with path.open(encoding="utf-8", newline="") as file:
+    # A byte-order mark cannot be seen in a message about the first column.
+    with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
     found = next(csv.reader([first]), [])
     expected = names(columns)
@@ -147,20 +149,32 @@ def _otherwise(column: Column) -> Any:
     return parse_value(column, "") if column.otherwise is None else column.otherwise
 
 
+def _check_separator(path: Path, header: Sequence[str]) -> None:
+    for name, mark in (("semicolons", ";"), ("tabs", "\t")):
+        if len(header) == 1 and mark in header[0]:
+            raise UserError(f"{path} has {name} between its values; save it as CSV with commas")
+
+
 def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Read a file of these columns as dictionaries of typed values.
 
     Columns added by hand are passed over, those that the suite added later read as blank, and what spreadsheets make
-    of a file, CRLF and a byte-order mark, is accepted.
+    of a file is accepted: CRLF, a byte-order mark, TRUE and FALSE, rows and ends of rows of nothing but commas.
     Raises UserError naming the file, and the line where there is one, when the file is empty, a column is missing,
-    or a value is not of its column's type.
+    a row has more or fewer values than the header, or a value is not of its column's type.
     """
+    return [row for _, row in numbered_rows(path, columns)]
+
+
+def numbered_rows(path: Path, columns: tuple[Column, ...]) -> list[tuple[int, dict[str, Any]]]:
+    """As `read_rows`, each row with the number of its line in the file, from 1; of several, the last."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(file, strict=True)
             header = next(reader, None)
             if not header:
                 raise UserError(f"{path} is empty; a file of this suite begins with its header")
+            _check_separator(path, header)
             names_there = {column.name: _name_there(column, header) for column in columns}
             missing = [column.name for column in columns if not names_there[column.name] and not column.added]
             if missing:
@@ -169,9 +183,11 @@ def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             blank = {column.name: _otherwise(column) for column in columns if not names_there[column.name]}
             rows = []
             for cells in reader:
-                if not cells:
+                if not any(cells):
                     continue
-                if len(cells) < len(header):
+                while len(cells) > len(header) and not cells[-1]:
+                    cells.pop()
+                if len(cells) != len(header):
                     raise UserError(f"{path}, line {reader.line_num}: {len(cells)} values for {len(header)} columns")
                 row = dict(blank)
                 for column, place in places:
@@ -179,8 +195,11 @@ def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
                         row[column.name] = parse_value(column, cells[place])
                     except ValueError as error:
                         raise UserError(f"{path}, line {reader.line_num}, column {column.name}: {error}") from None
-                rows.append(row)
+                rows.append((reader.line_num, row))
             return rows
+    except csv.Error as error:
+        # Such as a quote that nothing closes; the reader has then gone on to the end of the file.
+        raise UserError(f"{path}, at or before line {reader.line_num}: {error}") from None
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -36,7 +36,7 @@ ADVICE = {
     "low_clock": "Look for a power or thermal limit, or a locked clock, with nvidia-smi -q -d CLOCK,PERFORMANCE.",
     "foreign_gpu_process": "Stop the other processes on the device (nvidia-smi lists them) and measure again.",
     "dropped_samples": "Choose a --batch that divides the dataset more evenly if accuracy matters to you.",
-    "skipped_steps": "Use bfloat16 where the device has it, or more --warmup-steps, so that the loss scale settles.",
+    "skipped_steps": "Use bfloat16 where the device has it; the loss scale that warm-up found was too large.",
     "control_differs": "Equal runs differ more than chance explains: trust no speedup closer to 1 than this one.",
     "measured_again": "The first attempts stay in runs.csv with their reasons; check there that they deserved it.",
 }

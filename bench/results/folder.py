@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UserError
 from bench.factors import ROLES, STATUSES
 from bench.results.columns import RUN_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column
-from bench.results.csvfile import read_rows
+from bench.results.csvfile import numbered_rows, read_rows
 from strategies import BUILT_IN
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     Raises UserError as `read_rows` does, and for a row of another schema version or with a status or role that the
     suite does not write.
     """
-    rows = read_rows(path, RUN_COLUMNS)
-    for number, row in enumerate(rows, start=2):
+    rows = numbered_rows(path, RUN_COLUMNS)
+    for number, row in rows:
         if row["schema_version"] != SCHEMA_VERSION:
             raise UserError(
                 f"{path}, line {number}: schema version {row['schema_version']!r}, "
@@ -39,7 +39,7 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
                 raise UserError(f"{path}, line {number}: {name} {row[name]!r} is none of {', '.join(known)}")
         if row["same_work"] is None:
             row.update(_facts_of_before(row))
-    return rows
+    return [row for _, row in rows]
 
 
 def _facts_of_before(row: dict[str, Any]) -> dict[str, Any]:

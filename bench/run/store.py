@@ -25,6 +25,8 @@ from bench.results.folder import read_runs
 from bench.run.leftovers import end_marked
 
 RUNNING = "running.json"
+LONGEST_SCRUBBED = 8 << 20
+"""Bytes that are looked at together: a longer line is cut there, and a name across such a cut would stay."""
 
 
 class Store:
@@ -68,9 +70,9 @@ class Store:
         """The text without the user's home folder and without the private words; unchanged where there are none."""
         if not self._private:
             return text
-        home = Path.home()
-        # A user without a home folder has the root for one, which is in every path.
-        if home != Path(home.anchor):
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111, which raises where there is none
+        # A user without a home folder has the root for one, which is in every path, or none at all.
+        if home.is_absolute() and home != Path(home.anchor):
             text = re.sub(rf"{re.escape(str(home))}(?![\w-])", "~", text)
         for word in self._private:
             text = word.sub("(left out)", text)
@@ -90,14 +92,21 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def _scrub_file(self, path: Path) -> None:
-        compressed = path.suffix == ".gz"
-        data = path.read_bytes()
-        # What is no UTF-8 passes through as it is.
-        text = (gzip.decompress(data) if compressed else data).decode("utf-8", "surrogateescape")
-        scrubbed = self.scrub(text)
-        if scrubbed != text:
-            data = scrubbed.encode("utf-8", "surrogateescape")
-            path.write_bytes(gzip.compress(data) if compressed else data)
+        """By lines, so that a file of any length takes little memory; what is no UTF-8 passes through as it is."""
+        opened = gzip.open if path.suffix == ".gz" else open
+        scrubbed = path.with_name(f".{path.name}.scrubbed")
+        changed = False
+        try:
+            with opened(path, "rb") as old, opened(scrubbed, "wb") as new:
+                while line := old.readline(LONGEST_SCRUBBED):
+                    text = line.decode("utf-8", "surrogateescape")
+                    clean = self.scrub(text)
+                    changed = changed or clean != text
+                    new.write(clean.encode("utf-8", "surrogateescape"))
+            if changed:
+                scrubbed.replace(path)
+        finally:
+            scrubbed.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise UserError now, not after an hour, where a file here has another header."""

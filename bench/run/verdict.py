@@ -82,7 +82,7 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
     accounts.sort(key=lambda account: account.nanoseconds)
     own = [account for account in accounts if account.kind != "collective"]
     if own:
-        return _own_error(own[0], codes)
+        return _own_error(own[0], codes, spec.cell["strategy"])
     if measurement_path(folder).exists():
         warnings = _late_ends(codes, heartbeat.read_beats(heartbeat_path(folder)))
         try:
@@ -91,7 +91,7 @@ def judge(codes: Mapping[int, int | None], spec: RunSpec) -> Outcome:
         except ValueError as error:
             return Outcome("crashed", f"rank 0 left a measurement that cannot be used: {error}", codes.get(0))
         return Outcome("ok", measurement=measurement, warnings=warnings)
-    return _without_measurement(codes, accounts, folder)
+    return _without_measurement(codes, accounts, spec)
 
 
 def _check_ranks(measurement: Measurement, spec: RunSpec) -> None:
@@ -103,15 +103,21 @@ def _check_ranks(measurement: Measurement, spec: RunSpec) -> None:
             raise ValueError(f"its ranks timed {', '.join(map(str, sorted(steps)))} steps")
 
 
-def _own_error(first: RankError, codes: Mapping[int, int | None]) -> Outcome:
+def _own_error(first: RankError, codes: Mapping[int, int | None], strategy: str) -> Outcome:
     code = codes.get(first.rank)
     if first.kind == "unsupported":
         return Outcome("unsupported", first.message, code)
-    return Outcome("oom" if first.kind == "oom" else "crashed", _told(first), code)
+    return Outcome("oom" if first.kind == "oom" else "crashed", _told(first, strategy), code)
 
 
-def _told(account: RankError) -> str:
-    return f"rank {account.rank} in {account.phase}: {account}"
+_UNUSED = "find_unused_parameters"
+
+
+def _told(account: RankError, strategy: str) -> str:
+    told = f"rank {account.rank} in {account.phase}: {account}"
+    if _UNUSED not in account.message:
+        return told
+    return f"{told} (in this suite: --set {strategy}.{_UNUSED}=true, where the strategy has that option)"
 
 
 def _late_ends(codes: Mapping[int, int | None], beats: Sequence[Beat]) -> tuple[str, ...]:
@@ -127,7 +133,8 @@ def _late_ends(codes: Mapping[int, int | None], beats: Sequence[Beat]) -> tuple[
     return tuple(warnings)
 
 
-def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[RankError], folder: Path) -> Outcome:
+def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[RankError], spec: RunSpec) -> Outcome:
+    folder, strategy = Path(spec.folder), spec.cell["strategy"]
     beats = heartbeat.read_beats(heartbeat_path(folder))
     for rank, code in codes.items():
         if code is not None and code < 0:
@@ -142,9 +149,9 @@ def _without_measurement(codes: Mapping[int, int | None], accounts: Sequence[Ran
     ended = [rank for rank, code in codes.items() if code is not None]
     waited = next((account for account in accounts if _GROUP_TIMEOUT.search(account.message)), None)
     if waited and len(ended) < len(codes):
-        return Outcome("timeout", "; ".join([_told(waited), *_late(beats, {}, ended)]))
+        return Outcome("timeout", "; ".join([_told(waited, strategy), *_late(beats, {}, ended)]))
     if accounts:
-        return Outcome("crashed", _told(accounts[0]), codes.get(accounts[0].rank))
+        return Outcome("crashed", _told(accounts[0], strategy), codes.get(accounts[0].rank))
     rank, code = next(((rank, code) for rank, code in codes.items() if code), (0, codes.get(0)))
     return Outcome("crashed", f"rank {rank} ended with {exit_name(code)} and left no account; see its log", code)
 

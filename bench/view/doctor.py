@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,7 @@ from rich.text import Text
 from bench.data.cifar import locate
 from bench.data.specs import DATASETS
 from bench.errors import UserError
+from bench.files import cache_folder, expanded
 from bench.machine import detect, gpus, host, network
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
@@ -180,7 +180,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _data(data_root: Path | None) -> Iterator[Finding]:
-    root = (data_root or Path(platformdirs.user_cache_dir("strategybench"))).expanduser()
+    root = expanded(data_root) if data_root else cache_folder()
     for spec in DATASETS.values():
         try:
             files = locate(spec, root)
