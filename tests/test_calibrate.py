@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import files
 from bench.machine import calibrate
 from bench.machine.calibrate import Calibration
 

@@ -9,6 +9,7 @@ import pytest
 from fake_nvml import FakeNvml, NoDriver
 from rich.console import Console
 
+from bench import files
 from bench.data.specs import DATASETS
 from bench.machine import gpus, host
 from bench.machine.detect import Machine
