@@ -22,10 +22,13 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def cache_folder() -> Path:
     """Where the user's programs keep what they can make again. Raises UserError where there is no home to hold it."""
-    found = Path(platformdirs.user_cache_dir("strategybench"))
-    if str(found).startswith("~"):
+    try:
+        found = platformdirs.user_cache_dir("strategybench")
+    except RuntimeError:
+        found = "~"
+    if found.startswith("~"):
         raise UserError("this user has no home folder; set HOME or XDG_CACHE_HOME, or give --data-root")
-    return found
+    return Path(found)
 
 
 def expanded(path: Path) -> Path:

@@ -162,7 +162,12 @@ RUN_COLUMNS = _columns(
     ("loss_first", "float", "", "training loss of the first timed step, mean over parts"),
     ("loss_last", "float", "", "training loss of the last timed step, mean over parts"),
     ("test_accuracy", "float", "", "exact share of the test set, 0 to 1; blank for part of an epoch or synthetic data"),
-    ("skipped_steps", "int", "steps", "optimizer steps that the AMP loss scaler skipped"),
+    (
+        "skipped_steps",
+        "int",
+        "steps",
+        "timed steps that the AMP loss scaler skipped, at the scale that warm-up found",
+    ),
     Column(
         "optimizer_steps",
         "int",

@@ -159,7 +159,7 @@ def read_rows(path: Path, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     """Read a file of these columns as dictionaries of typed values.
 
     Columns added by hand are passed over, those that the suite added later read as blank, and what spreadsheets make
-    of a file is accepted: CRLF, a byte-order mark, TRUE and FALSE, rows and ends of rows of nothing but commas.
+    of a file is accepted: CRLF, a byte-order mark, TRUE and FALSE, nameless columns and rows of commas alone.
     Raises UserError naming the file, and the line where there is one, when the file is empty, a column is missing,
     a row has more or fewer values than the header, or a value is not of its column's type.
     """
@@ -185,8 +185,6 @@ def numbered_rows(path: Path, columns: tuple[Column, ...]) -> list[tuple[int, di
             for cells in reader:
                 if not any(cells):
                     continue
-                while len(cells) > len(header) and not cells[-1]:
-                    cells.pop()
                 if len(cells) != len(header):
                     raise UserError(f"{path}, line {reader.line_num}: {len(cells)} values for {len(header)} columns")
                 row = dict(blank)

@@ -42,7 +42,7 @@ from bench.factors import COLD
 from bench.kinship import PARENT_VARIABLE, adopt_orphans, end_session, end_strays
 from bench.lines import encode, listen
 from bench.run.environment import passed_on, rank_environment, server_environment
-from bench.run.logs import Bounded
+from bench.run.logs import cut, give_back_middle, logs_of
 from bench.run.mirror import Receiver, Sender
 from bench.run.verdict import SIGKILL, exit_name
 from bench.wire import RunSpec, heartbeat_path
@@ -68,10 +68,6 @@ class NodeRun:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     ending_since: float | None = None
     sender: Sender | None = None
-    logs: Bounded = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.logs = Bounded(Path(self.spec.folder))
 
     @property
     def over(self) -> bool:
@@ -85,7 +81,6 @@ class NodeRun:
 
     def tell_all(self) -> None:
         """What its ranks wrote, before anything is said that makes the command look for it."""
-        self.logs.look()
         if self.sender is not None:
             self.sender.send(all_of_it=True)
 
@@ -232,8 +227,7 @@ class Agent:
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
             environment = rank_environment(run.spec, rank, asked=run.asked) | {PARENT_VARIABLE: str(os.getpid())}
-            # Appending, as a forked rank does.
-            with stdout.open("ab") as out, stderr.open("ab") as err:
+            with stdout.open("wb") as out, stderr.open("wb") as err:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-u", "-m", "bench.worker", run.path],
                     stdin=subprocess.DEVNULL,
@@ -298,7 +292,8 @@ class Agent:
     def _mirror(self) -> None:
         """Look at what the ranks have written, and pass it on where it is not in the command's own folder."""
         for run in self._runs.values():
-            run.logs.look()
+            for log in logs_of(Path(run.spec.folder)):
+                give_back_middle(log)
             if run.sender is not None:
                 run.sender.send()
 
@@ -325,6 +320,8 @@ class Agent:
             run.end_ranks()
             if run.over:
                 del self._runs[run.name]
+                for log in logs_of(Path(run.spec.folder)):
+                    cut(log)
                 if run.sender is not None:
                     run.tell_all()
                     shutil.rmtree(run.sender.folder, ignore_errors=True)

@@ -1,47 +1,58 @@
-"""What ranks print, bounded while they run: the beginning and the end of each log stay, and what was cut is said."""
+"""What ranks print, bounded: the beginning and the end of each log stay, and what was cut is said.
+
+While a rank runs, the disk space of the middle is given back and the file keeps its length, so that nothing is lost
+that is written meanwhile (Linux, on file systems with holes; elsewhere a log grows until its run ends). Once the run is
+over the file is put together anew.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 HEAD_BYTES = 4 << 20
 TAIL_BYTES = 2 << 20
 MOST_BYTES = HEAD_BYTES + 4 * TAIL_BYTES
-"""A log is cut when it is longer. What it was opened for appends, so that a rank goes on behind the cut."""
+"""A log that is longer is cut."""
 
-_CUT = b"\n[... about %d bytes were cut here ...]\n"
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_BLOCK = 1 << 16
 
 
-def bound(path: Path, cut: int = 0) -> int:
-    """Cut a log that is too long. Returns how many bytes have been cut from it, `cut` of them before.
+def give_back_middle(path: Path) -> None:
+    """Free the disk space of what will be cut, while the file is still being written."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        with path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            length = (size - TAIL_BYTES - HEAD_BYTES) // _BLOCK * _BLOCK
+            if size > MOST_BYTES:
+                libc = ctypes.CDLL(None, use_errno=True)
+                offset, length = ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)  # type: ignore[assignment]
+                libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, offset, length)
+    except (OSError, AttributeError):
+        return
 
-    What a rank writes in the moment of the cut may be lost with it.
-    """
+
+def cut(path: Path) -> None:
+    """Leave the two ends of a log that nobody writes any more, and say between them how much was cut."""
     try:
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size <= MOST_BYTES:
-                return cut
+                return
             file.seek(size - TAIL_BYTES)
-            tail = file.read(TAIL_BYTES)
-            cut += size - HEAD_BYTES - len(tail)
+            tail = file.read()
             file.truncate(HEAD_BYTES)
-            file.seek(0, os.SEEK_END)
-            file.write(_CUT % cut + tail)
-            return cut
+            file.seek(HEAD_BYTES)
+            file.write(b"\n[... %d bytes were cut here ...]\n" % (size - HEAD_BYTES - len(tail)) + tail)
     except OSError:
-        return cut
+        return
 
 
-class Bounded:
-    """The logs of one run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._cut: dict[Path, int] = {}
-
-    def look(self) -> None:
-        """Cut those that have become too long."""
-        for path in self._folder.glob("rank*.std*.log"):
-            self._cut[path] = bound(path, self._cut.get(path, 0))
+def logs_of(folder: Path) -> list[Path]:
+    """The ranks' logs in a run's folder."""
+    return sorted(folder.glob("rank*.std*.log"))

@@ -121,8 +121,7 @@ def _become_rank(order: dict[str, Any], server: int) -> None:
 
 def _own_streams(stdout: str, stderr: str) -> None:
     """Its own logs in place of the server's pipes, and no other file of the server."""
-    # Appending: the agent cuts a log that becomes too long, and what comes then goes behind the cut.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for number, (path, mode) in enumerate(((os.devnull, os.O_RDONLY), (stdout, flags), (stderr, flags))):
         opened = os.open(path, mode, 0o644)
         os.dup2(opened, number)
