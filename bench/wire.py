@@ -102,9 +102,10 @@ class EpochMeasurement:
     """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step.
 
     loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
-    the epoch changed in the parameters. trainable_values: how many values training changes in the strategy's model,
-    trainable_due in the bare one. gradient_names: of the parameters that had one in warm-up.
-    warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of epoch 1.
+    the epoch changed in the parameters, changed_tensors how many of them it did. trainable_values: how many values
+    training changes in the strategy's model, trainable_due in the bare one. gradient_names: of the parameters that had
+    one in warm-up. warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of
+    epoch 1.
     """
 
     epoch: int
@@ -127,6 +128,7 @@ class EpochMeasurement:
     loss_samples: list[int] | None = None
     optimizer_steps: list[int] | None = None
     update_norms: list[float] | None = None
+    changed_tensors: list[int] | None = None
     trainable_values: list[int] | None = None
     trainable_due: int | None = None
     gradient_names: list[str] | None = None
@@ -136,7 +138,7 @@ class EpochMeasurement:
     def check(self) -> None:
         """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
         by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
-        counted = ("loss_samples", "optimizer_steps", "update_norms", "trainable_values")
+        counted = ("loss_samples", "optimizer_steps", "update_norms", "changed_tensors", "trainable_values")
         ranks = len(self.timed_seconds)
         for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
             if len(getattr(self, name)) != ranks:

@@ -26,6 +26,7 @@ from strategies.places import Place as Place
 from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
 from strategies.state import (
+    changed,
     digest,
     distance,
     load_optimizer,
@@ -54,18 +55,18 @@ class Strategy(ABC):
             # after warm-up:    strategy.restore(start)
             # in warm-up:       strategy.gradient_names(), once, before apply()
             # before an epoch:  strategy.parameter_sample()
-            # after an epoch:   strategy.settle(), fingerprint(), update_norm(sample), trainable_count(),
-            #                   skipped_steps()
+            # after an epoch:   strategy.settle(), fingerprint(), update_norm(sample), changed_tensors(sample),
+            #                   trainable_count(), skipped_steps()
             # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
             # a whole epoch:    with strategy.evaluating(): outputs = strategy.predict(inputs), for each batch
         strategy.settle(), strategy.bare_state()              # where a checkpoint is written
         strategy.details(), strategy.warnings()
         strategy.close()
 
-    `trainable_count`, `gradient_names` and `update_norm` answer what the judge of a run wants to know. What no hook can
-    say wrongly the harness counts itself: samples whose loss `context.loss` computed, and steps of optimizers. Some
-    hooks are collective, as each says: every rank calls them, in this order, so that they may talk to each other on the
-    default process group, which the harness itself never uses.
+    `trainable_count`, `gradient_names`, `update_norm` and `changed_tensors` answer what the judge of a run wants to
+    know. What no hook can say wrongly the harness counts itself: samples whose loss `context.loss` computed, and steps
+    of optimizers. Some hooks are collective, as each says: every rank calls them, in this order, so that they may talk
+    to each other on the default process group, which the harness itself never uses.
 
     Class attributes:
         default_precision: by device type, used where the matrix does not name a precision.
@@ -341,6 +342,10 @@ class Strategy(ABC):
         An estimate where `parameter_sample` does not hold all values. Called after each timed epoch.
         """
         return distance(self.model.named_parameters(), start)
+
+    def changed_tensors(self, start: Mapping[str, Any]) -> int:
+        """How many of the whole model's parameters have another value than when `start` was sampled. Collective."""
+        return changed(self.model.named_parameters(), start)
 
     def traffic(self) -> Mapping[str, int]:
         """Bytes that this rank hands to the collectives of one optimizer step, by kind; not collective itself.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,9 +46,20 @@ def distance(parameters: Iterable[tuple[str, Tensor]], start: Mapping[str, Tenso
     return math.sqrt(math.fsum(squares))
 
 
+def changed(parameters: Iterable[tuple[str, Tensor]], start: Mapping[str, Tensor]) -> int:
+    """How many of the parameters differ from their sample."""
+    return sum(not torch.equal(_sampled(parameter), start[name]) for name, parameter in parameters)
+
+
+@lru_cache
+def _is_prime(number: int) -> bool:
+    """1 counts as one here."""
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
 def _sampled(parameter: Tensor) -> Tensor:
-    # An odd stride: an even one could meet the same place of every row.
-    stride = max(1, parameter.numel() // SAMPLED) | 1
+    # A prime stride: one that shares a factor with the length of a row would meet some places of the rows alone.
+    stride = next(n for n in itertools.count(max(1, parameter.numel() // SAMPLED)) if _is_prime(n))
     return parameter.detach().reshape(-1)[::stride].to("cpu", torch.float64, copy=True)
 
 

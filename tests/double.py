@@ -21,7 +21,16 @@ from strategies.base import Unsupported
 HOOKS = {
     *("build", "place", "forward_backward", "apply", "without_exchange", "epoch", "serve", "skipped_steps"),
     *("evaluating", "predict", "settle", "snapshot", "restore", "bare_state", "load_bare_state", "fingerprint"),
-    *("details", "warnings", "close", "gradient_names", "parameter_sample", "update_norm", "trainable_count"),
+    *(
+        "details",
+        "warnings",
+        "close",
+        "gradient_names",
+        "parameter_sample",
+        "update_norm",
+        "changed_tensors",
+        "trainable_count",
+    ),
 }
 
 
@@ -109,6 +118,9 @@ def make_double(script: Script) -> Any:
 
         def update_norm(self, start) -> float:
             return float(script.steps - start["steps"])
+
+        def changed_tensors(self, start) -> int:
+            return int(script.steps > start["steps"])
 
         def trainable_count(self) -> int:
             return script.values

@@ -107,6 +107,8 @@ def test_rows_read_back_exactly(table, data):
     columns = TABLES[table]
     row = {c.name: st.none() | VALUES[c.kind] for c in columns}
     rows = data.draw(st.lists(st.fixed_dictionaries(row), max_size=2))
+    # No row is all blank: one that is holds nothing but commas, which spreadsheets leave.
+    rows = [one for one in rows if any(value is not None and collapsed(str(value)) for value in one.values())]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.csv"
         write_rows(path, columns, rows)
@@ -142,7 +144,7 @@ def test_what_does_not_exist_is_blank(kind, value):
         ("float", "fast"),
         ("int", "1.5"),
         ("int", "x"),
-        ("bool", "True"),
+        ("bool", "yes"),
         ("bool", "1"),
     ],
 )

@@ -72,6 +72,10 @@ def test_the_optimizer_may_be_where_a_rank_serves() -> None:
 
 def test_work_is_compared_with_the_baseline_s() -> None:
     base = {"trainable_values": 10, "gradient_tensors": 2, "gradient_names_hash": "x", "update_norm": 1.0}
+    base |= {"changed_tensors": 20}
+    assert work_gate(base | {"changed_tensors": 18}, base) is None
+    few = work_gate(base | {"changed_tensors": 17}, base)
+    assert few == "the timed steps changed 17 parameters, the baseline's 20"
     assert work_gate(base, base) is None
     assert work_gate(base | {"update_norm": 3.9}, base) is None
     assert "changed the parameters by 4.1, the baseline's by 1" in (work_gate(base | {"update_norm": 4.1}, base) or "")

@@ -17,6 +17,7 @@ from strategies import Registry
 from strategies.base import Context, Strategy
 from strategies.data_parallel import DataParallel
 from strategies.places import SERVE, Place, Plan, data_parallel, one_process
+from strategies.state import distance, sample_of
 
 ALONE = [name for name in Registry.collect().entries if plan_for(Registry.collect().load(name)(), 1)]
 """Strategies that can run as one process on the CPU."""
@@ -94,12 +95,28 @@ def test_the_norm_of_an_update_is_that_of_a_step_by_hand(name: str) -> None:
     devices = (torch.device("cpu"),) * found[1].places[0].devices
     strategy.build(Context(0, found[1], devices, nn.functional.mse_loss, (2,)), two_weights, make_optimizer)
     whole, start = strategy.snapshot(), strategy.parameter_sample()
-    assert strategy.update_norm(start) == 0.0
+    assert (strategy.update_norm(start), strategy.changed_tensors(start)) == (0.0, 0)
     strategy.forward_backward([strategy.place(torch.ones(1, 2), torch.zeros(1, 1))])
     strategy.apply()
     assert strategy.update_norm(start) == pytest.approx(math.sqrt(2 * 0.6**2), rel=1e-6)
+    assert strategy.changed_tensors(start) == 1
     strategy.restore(whole)
-    assert strategy.update_norm(start) == 0.0
+    assert (strategy.update_norm(start), strategy.changed_tensors(start)) == (0.0, 0)
+
+
+def test_the_norm_of_a_large_parameter_is_estimated_from_some_of_its_values() -> None:
+    """A million values, changed by 3 each: the norm is 3000 however few are looked at, and random ones are close."""
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(1000, 1000, generator=generator)
+    start = sample_of([("w", before)])
+    assert 4000 < len(start["w"]) < 4200
+    assert distance([("w", before + 3)], start) == pytest.approx(3000)
+    noise = torch.randn(1000, 1000, generator=generator)
+    assert distance([("w", before + noise)], start) == pytest.approx(1000, rel=0.05)
+    # One column alone: every place of a row is met.
+    column = before.clone()
+    column[:, 7] += 1
+    assert distance([("w", column)], start) == pytest.approx(math.sqrt(1000), rel=0.5)
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -176,6 +176,7 @@ RUN_COLUMNS = _columns(
         added=True,
     ),
     Column("update_norm", "float", "", "L2 norm of what the timed steps changed in the parameters, about", added=True),
+    Column("changed_tensors", "int", "", "parameters that the timed steps changed", added=True),
     Column("trainable_values", "int", "", "values of the model that training changes", added=True),
     Column(
         "gradient_tensors", "int", "", "parameters that had a gradient in warm-up; blank without warm-up", added=True

@@ -21,6 +21,9 @@ UPDATE_FACTOR = 4.0
 
 With BatchNorm statistics of a half of the batch it was 1.26 times as large on ResNet-50, and of smaller shares more."""
 
+FEWEST_CHANGED = 0.9
+"""Smallest share of the parameters that the baseline changed. A gradient of about 0 may or may not move a value."""
+
 LOSS_FLOOR = 0.05
 """Smallest absolute tolerance: where the loss is near 0, a relative band would judge noise."""
 
@@ -62,7 +65,8 @@ def work_gate(run: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
         pair = run.get(column), base.get(column)
         return None if any(value in (None, "") for value in pair) else pair
 
-    values, names, norms = both("trainable_values"), both("gradient_names_hash"), both("update_norm")
+    values, names = both("trainable_values"), both("gradient_names_hash")
+    tensors, norms = both("changed_tensors"), both("update_norm")
     if values and values[0] != values[1]:
         return f"{values[0]} values are trained, the baseline trains {values[1]}"
     if names and names[0] != names[1]:
@@ -70,6 +74,8 @@ def work_gate(run: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
             f"{run.get('gradient_tensors')} parameters had a gradient, {base.get('gradient_tensors')} the baseline's"
         )
         return f"{counts}: they are not the same"
+    if tensors and tensors[0] < FEWEST_CHANGED * tensors[1]:
+        return f"the timed steps changed {tensors[0]} parameters, the baseline's {tensors[1]}"
     if norms and norms[1] > 0 and not 1 / UPDATE_FACTOR <= norms[0] / norms[1] <= UPDATE_FACTOR:
         return (
             f"the timed steps changed the parameters by {norms[0]:.3g}, the baseline's by {norms[1]:.3g}: "

@@ -197,6 +197,7 @@ def _work_done(epoch: EpochMeasurement, plan: Plan) -> dict[str, Any]:
     return {
         "optimizer_steps": min(steps) if steps else None,
         "update_norm": epoch.update_norms[plan.trainers[0]] if epoch.update_norms else None,
+        "changed_tensors": epoch.changed_tensors[plan.trainers[0]] if epoch.changed_tensors else None,
         "trainable_values": epoch.trainable_values[plan.trainers[0]] if epoch.trainable_values else None,
         "gradient_tensors": None if names is None else len(names),
         "gradient_names_hash": "" if names is None else names_hash(names),
