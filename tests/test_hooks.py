@@ -109,7 +109,7 @@ def test_the_norm_of_a_large_parameter_is_estimated_from_some_of_its_values() ->
     generator = torch.Generator().manual_seed(0)
     before = torch.randn(1000, 1000, generator=generator)
     start = sample_of([("w", before)])
-    assert 4000 < len(start["w"]) < 4200
+    assert 3900 < len(start["w"]) < 4200
     assert distance([("w", before + 3)], start) == pytest.approx(3000)
     noise = torch.randn(1000, 1000, generator=generator)
     assert distance([("w", before + noise)], start) == pytest.approx(1000, rel=0.05)
