@@ -198,6 +198,32 @@ def test_a_timeout_of_a_group_names_the_ranks_that_were_waited_for(run) -> None:
     assert "rank 1" not in reason
 
 
+def test_ranks_that_wait_for_each_other_in_different_exchanges_are_all_named(run) -> None:
+    """Rank 1 left one out and waits in the next: rank 0, which is behind by its beat, is not to blame."""
+    beats = heartbeat.read_beats(heartbeat_path(Path(run.folder)))
+    wait = Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 7, "all_reduce")
+    own = {0: Frame("/home/me/mine.py", 30, "evaluate"), 1: Frame("/home/me/mine.py", 12, "apply")}
+    both = {rank: [wait, frame] for rank, frame in own.items()}
+    reason = timeout_reason(beats, 30.0, both)
+    assert reason.startswith(
+        "no result after 30 s; every rank waits for the others, not all in the same exchange: rank 0"
+    )
+    assert "in evaluate, mine.py line 30; rank 1 in timed after step 3" in reason
+    assert reason.endswith("in apply, mine.py line 12")
+    assert "behind" not in reason
+    # One that waits for nobody is the one that the other waits for.
+    busy = timeout_reason(beats, 30.0, {0: [wait], 1: [own[1]]})
+    assert "behind the others: rank 1 in timed after step 3" in busy
+    # Nor is much known where one shows no stack.
+    assert "behind the others: rank 1 in timed after step 3" in timeout_reason(beats, 30.0, {0: [wait]})
+
+
+def test_a_frame_of_a_frozen_module_hides_no_other() -> None:
+    frozen = Frame("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+    assert frozen.library
+    assert not Frame("/home/me/mine.py", 3, "load").library
+
+
 def test_a_timeout_of_a_group_is_no_timeout_where_nobody_is_left_or_one_was_killed(run) -> None:
     RankError(0, "collective", "timed", "RuntimeError", GROUP_TIMEOUT, 1).write(error_path(Path(run.folder), 0))
     assert judge({0: 1, 1: 1}, run).status == "crashed"

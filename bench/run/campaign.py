@@ -61,11 +61,19 @@ class Runner:
                 decision = self._blocks()
             except Interrupted as signal:
                 decision = Decision(stop=True, reason=f"interrupted by {signal.name}", interrupted=True)
+        if decision.interrupted:
+            self._sweep()
         stop = {"stop_reason": decision.reason}
         write_text_atomically(self.store.folder / "stop.json", json.dumps(stop) + "\n")
         if decision.interrupted:
             return EXIT_INTERRUPTED
         return exit_code(self.done.rows, baseline=self.job.matrix.baseline)
+
+    def _sweep(self) -> None:
+        """What a run leaves that was ended in the moment in which its clean-up began. All its ranks have ended."""
+        for name in ("rendezvous", "heartbeat"):
+            for path in self.store.folder.glob(f"logs/*/{name}"):
+                path.unlink(missing_ok=True)
 
     def _note_unmeasured(self) -> None:
         """Cells that have no run: unsupported ones, and those of a strategy that cannot be loaded. One row each."""

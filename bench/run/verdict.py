@@ -198,10 +198,20 @@ def _late(beats: Sequence[Beat], stacks: Stacks, ended: Sequence[int] = ()) -> l
         waiting = {*ended, *(rank for rank, frames in stacks.items() if frames and frames[0].waiting)}
         behind = [beat for beat in alive if beat.rank not in waiting] if waiting else []
     now = time.perf_counter_ns()
+    if behind and _waits_too(behind, alive, stacks):
+        # Whoever left out an exchange waits in a later one: by its beats it is not the one that is behind.
+        told = "; ".join(_seen(beat, stacks.get(beat.rank, ()), now) for beat in alive)
+        return [f"every rank waits for the others, not all in the same exchange: {told}"]
     seen = [_seen(beat, stacks.get(beat.rank, ()), now) for beat in behind or alive]
     if 0 < len(behind) < len(beats):
         seen[0] = f"behind the others: {seen[0]}"
     return seen
+
+
+def _waits_too(behind: Sequence[Beat], alive: Sequence[Beat], stacks: Stacks) -> bool:
+    """Whether all that are alive wait in a collective, those that are behind the others too."""
+    waiting = {rank for rank, frames in stacks.items() if frames and frames[0].waiting}
+    return len(behind) < len(alive) and all(beat.rank in waiting for beat in alive)
 
 
 def _seen(beat: Beat, stack: Sequence[Frame], now: int) -> str:
