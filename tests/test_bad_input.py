@@ -384,3 +384,31 @@ def test_the_real_command_names_damaged_data(damage, tmp_path):
         [sys.executable, "-m", "bench", *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
     )
     assert expected in refused((done.returncode, done.stdout, done.stderr), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "lines", "words"),
+    [
+        ("batch = 15", (), "line 5 (batch) and line 7 (devices)", "choose --batch as a multiple of 2"),
+        ("batch = 15", ("--batch", "17"), "line 7 (devices)", "choose --batch as a multiple of 2"),
+        ("steps = 100000", (), "line 5 (steps)", "--steps 100000 > "),
+        ("batch = 10_000_000", (), "line 5 (batch)", "exceeds the"),
+        ('baseline = "nosuch"', (), "line 5 (baseline)", "unknown strategy 'nosuch'"),
+        (
+            "threads_per_device = 5",
+            (),
+            "line 5 (threads_per_device) and line 7 (devices)",
+            "2 devices x 5 threads = 10",
+        ),
+        ('note = """\nbatch = 15\n"""\nbatch = 15', (), "line 8 (batch) and line 10 (devices)", "does not divide"),
+    ],
+)
+def test_a_value_that_is_wrong_only_with_others_is_named_with_its_line(bench, tmp_path, text, options, lines, words):
+    matrix = 'workload = "toy"\ndataset = "synthetic"\nwarmup_steps = 1\n\n{}\n[[cells]]\ndevices = [2]\nstrategies = ["ddp"]\n'
+    if "note" in text:
+        text = text.replace("note", "description")
+    (tmp_path / "m.toml").write_text(matrix.format(text))
+    code, out, err = bench("run", "m.toml", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"bench: m.toml, {lines}: "), err
+    assert words in err

@@ -65,7 +65,9 @@ def _check(dataset: str, kind: str, seed: int) -> None:
         raise ValueError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     if dataset not in ("auto", "synthetic", kind):
         fitting = "auto or synthetic" if kind == "toy" else f"auto, {kind} or synthetic"
-        raise UserError(f"dataset {dataset} does not fit this workload, which takes {fitting}")
+        raise UserError(
+            f"dataset {dataset} does not fit this workload, which takes {fitting}", keys=("dataset", "workload")
+        )
     if seed < 0:
         raise UserError(f"seed {seed} is negative; give 0 or more")
 

@@ -78,14 +78,15 @@ def resolve_threads(machine: Machine, devices: Sequence[int], requested: int | N
         raise UserError(f"threads per device {requested} < 1; give 1 or more")
     largest = max(devices)
     if machine.device_kind == "cuda" and largest > machine.device_count:
-        raise UserError(f"devices {largest} > {_count(machine.device_count, 'GPU')} visible")
+        raise UserError(f"devices {largest} > {_count(machine.device_count, 'GPU')} visible", keys=("devices",))
     threads = requested or max(1, machine.cores // largest)
     # A process that feeds a GPU needs one thread however few the cores are; more than that is a choice.
     if largest * threads > machine.cores and (machine.device_kind == "cpu" or threads > 1):
         product = f"{_count(largest, 'device')} x {_count(threads, 'thread')} = {largest * threads}"
         raise UserError(
             f"{product} > {_count(machine.cores, 'core')}; "
-            "use fewer devices or threads per device (bench run --devices, --threads-per-device)"
+            "use fewer devices or threads per device (bench run --devices, --threads-per-device)",
+            keys=("devices", "threads_per_device"),
         )
     return threads
 

@@ -19,7 +19,7 @@ def find_strategy(name: str, registry: Registry, what: str = "") -> StrategyEntr
     try:
         return registry.find(name)
     except RegistryError as error:
-        raise UserError(f"{what}{error}") from None
+        raise UserError(f"{what}{error}", keys=("baseline",) if what else ("strategies",)) from None
 
 
 def check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -27,14 +27,18 @@ def check_options(name: str, options: Mapping[str, Any], defaults: Mapping[str, 
     for key, given in options.items():
         if key not in defaults:
             known = ", ".join(defaults) or "none"
-            raise UserError(f"strategy {name!r} has no option {key!r}; its options are: {known}")
+            raise UserError(f"strategy {name!r} has no option {key!r}; its options are: {known}", keys=("options",))
         kind, words = _kind_of(defaults[key])
         if given == []:
-            raise UserError(f"option {key!r} of strategy {name!r} sweeps no value; give at least one")
+            raise UserError(
+                f"option {key!r} of strategy {name!r} sweeps no value; give at least one", keys=("options",)
+            )
         for value in given if isinstance(given, list) else [given]:
             wrong = isinstance(value, bool) and kind is not object and kind is not bool
             if not isinstance(value, kind) or wrong or (isinstance(value, float) and not math.isfinite(value)):
-                raise UserError(f"option {key!r} of strategy {name!r} takes {words}, not {shown(value)!r}")
+                raise UserError(
+                    f"option {key!r} of strategy {name!r} takes {words}, not {shown(value)!r}", keys=("options",)
+                )
 
 
 def _kind_of(default: Any) -> tuple[Any, str]:
@@ -63,21 +67,26 @@ def _check(cell: PlannedCell, matrix: Matrix, *, workload: WorkloadEntry, train_
             f"{cell}: a global batch of {batch} does not divide into {plan.parts} part"
             + ("s" if plan.parts > 1 else "")
             + (f" x {accumulate} micro-batches" if accumulate > 1 else "")
-            + f"; choose --batch as a multiple of {pieces}"
+            + f"; choose --batch as a multiple of {pieces}",
+            keys=("batch", "devices", "accumulate"),
         )
     if workload.batch_norm and batch // pieces < 2:
         raise UserError(
             f"{cell}: {batch} samples / {pieces} = 1 per part and micro-batch, and the BatchNorm of "
-            f"{workload.name} needs at least 2; choose a larger --batch"
+            f"{workload.name} needs at least 2; choose a larger --batch",
+            keys=("batch", "devices", "accumulate"),
         )
     full = train_count // batch
     if full < 1:
-        raise UserError(f"{cell}: a global batch of {batch} exceeds the {train_count} training samples")
+        raise UserError(
+            f"{cell}: a global batch of {batch} exceeds the {train_count} training samples", keys=("batch",)
+        )
     for option, steps in (("--steps", matrix.steps or 0), ("--warmup-steps", matrix.warmup_steps)):
         if steps > full:
             raise UserError(
                 f"{cell}: {option} {steps} > {full} full batches of {batch} in an epoch of {train_count} samples; "
-                f"use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}"
+                f"use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}",
+                keys=(option.removeprefix("--").replace("-", "_"),),
             )
 
 

@@ -16,7 +16,7 @@ from bench.plan.checks import check_cells
 from bench.run.job import Job
 from bench.run.reporter import Reporter
 from bench.run.request import Request as Request
-from bench.run.resolve import Resolved, resolve
+from bench.run.resolve import Resolved, naming_lines, resolve
 from bench.run.resume import check_same_environment, check_same_strategy_files
 from bench.run.rows import CampaignFacts
 from bench.run.store import Store, new_folder
@@ -27,6 +27,11 @@ def prepare_job(request: Request, reporter: Reporter) -> tuple[Job, Store]:
 
     Raises UserError; nothing is started then, and no folder is left behind that was not there.
     """
+    with naming_lines(request):
+        return _prepared(request, reporter)
+
+
+def _prepared(request: Request, reporter: Reporter) -> tuple[Job, Store]:
     resolved = resolve(request, note=reporter.note)
     for text in environment.notes(os.environ):
         reporter.note(text)

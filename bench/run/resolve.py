@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bench.plan.checks import check_baseline, check_cells
 from bench.plan.matrix import Matrix, from_resolved, load_matrix, override
 from bench.plan.planned import PlannedCell
 from bench.plan.registry import known_strategies
+from bench.plan.toml import line_of
 from bench.run.request import Request
 from bench.run.resume import check_same_matrix
 from bench.workloads import WorkloadEntry
@@ -39,6 +41,32 @@ class Resolved:
     workload: WorkloadEntry
     strategies: Registry
     cells: tuple[PlannedCell, ...]
+
+
+@contextmanager
+def naming_lines(request: Request) -> Iterator[None]:
+    """A refusal in here that is about keys of a matrix names the lines where they stand, if they stand in a file."""
+    try:
+        yield
+    except UserError as error:
+        places = _places(request, error)
+        raise UserError(f"{places}: {error}" if places else str(error)) from None
+
+
+def _places(request: Request, error: UserError) -> str:
+    """`m.toml, line 3 (batch) and line 5 (devices)`; "" where the keys came from the command or a preset."""
+    name = request.matrix or ""
+    if not name.endswith(".toml"):
+        return ""
+    try:
+        text = Path(name).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    asked = [key for key in error.keys if request.overrides.get(key) is None]
+    sections = [None, *range(text.count("[[cells]]"))]
+    found = {line: key for key in asked for place in sections if (line := line_of(text, key, place))}
+    lines = " and ".join(f"line {line} ({key})" for line, key in sorted(found.items()))
+    return f"{name}, {lines}" if lines else ""
 
 
 def resolve(request: Request, *, note: Callable[[str], None]) -> Resolved:

@@ -70,7 +70,7 @@ WORKLOADS = {
 def find(name: str) -> WorkloadEntry:
     """The entry of that name. Raises UserError listing the known ones."""
     if name not in WORKLOADS:
-        raise UserError(f"unknown workload {name!r}; known are {', '.join(WORKLOADS)}")
+        raise UserError(f"unknown workload {name!r}; known are {', '.join(WORKLOADS)}", keys=("workload",))
     return WORKLOADS[name]
 
 
