@@ -400,14 +400,17 @@ def test_the_real_command_names_damaged_data(damage, tmp_path):
             "line 5 (threads_per_device) and line 7 (devices)",
             "2 devices x 5 threads = 10",
         ),
-        ('note = """\nbatch = 15\n"""\nbatch = 15', (), "line 8 (batch) and line 10 (devices)", "does not divide"),
+        (
+            'description = """\nbatch = 15\n"""\nbatch = 15',
+            (),
+            "line 8 (batch) and line 10 (devices)",
+            "does not divide",
+        ),
     ],
 )
 def test_a_value_that_is_wrong_only_with_others_is_named_with_its_line(bench, tmp_path, text, options, lines, words):
-    matrix = 'workload = "toy"\ndataset = "synthetic"\nwarmup_steps = 1\n\n{}\n[[cells]]\ndevices = [2]\nstrategies = ["ddp"]\n'
-    if "note" in text:
-        text = text.replace("note", "description")
-    (tmp_path / "m.toml").write_text(matrix.format(text))
+    head, cells = 'workload = "toy"\ndataset = "synthetic"\nwarmup_steps = 1\n\n', "[[cells]]\ndevices = [2]\n"
+    (tmp_path / "m.toml").write_text(f'{head}{text}\n{cells}strategies = ["ddp"]\n')
     code, out, err = bench("run", "m.toml", *options)
     assert (code, out) == (2, "")
     assert err.startswith(f"bench: m.toml, {lines}: "), err
