@@ -141,6 +141,18 @@ def test_steps_count_once_they_are_taken(tally: Tally, options: dict[str, bool])
     assert tally.steps == 2
 
 
+def test_nothing_counts_once_the_clock_has_stopped(tally: Tally) -> None:
+    optimizer = tally.made(torch.optim.SGD([parameter()], lr=0.1))
+    loss = tally.counting(torch.nn.functional.mse_loss)
+    tally.stop()
+    optimizer.step()
+    loss(torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2))
+    assert (tally.steps, tally.samples) == (0, 0)
+    tally.start()
+    optimizer.step()
+    assert tally.steps == 1
+
+
 def test_of_several_optimizers_the_idlest_is_told(tally: Tally) -> None:
     busy, idle = (tally.made(torch.optim.SGD([parameter()], lr=0.1)) for _ in range(2))
     busy.step()

@@ -20,6 +20,7 @@ class Tally:
         self._made: list[torch.optim.Optimizer] = []
         self._samples = 0
         self._steps: Counter[int] = Counter()
+        self._counting = True
         # Of all optimizers of this process, whoever made them.
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
@@ -27,12 +28,17 @@ class Tally:
         """Count from here on."""
         self._samples = 0
         self._steps.clear()
+        self._counting = True
+
+    def stop(self) -> None:
+        """Count no further."""
+        self._counting = False
 
     def counting(self, loss: Loss) -> Loss:
         """The loss as a strategy gets it."""
 
         def counted(outputs: Tensor, targets: Tensor) -> Tensor:
-            if torch.is_grad_enabled():
+            if self._counting and torch.is_grad_enabled():
                 self._samples += len(targets)
             return loss(outputs, targets)
 
@@ -44,7 +50,8 @@ class Tally:
         return optimizer
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._steps[id(optimizer)] += 1
+        if self._counting:
+            self._steps[id(optimizer)] += 1
 
     @property
     def samples(self) -> int:
