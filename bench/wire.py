@@ -101,11 +101,12 @@ class RunSpec:
 class EpochMeasurement:
     """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step.
 
-    loss_samples: of how many the loss was computed. optimizer_steps: those really taken. update_norms: L2 norm of what
-    the epoch changed in the parameters, changed_tensors how many of them it did. trainable_values: how many values
-    training changes in the strategy's model, trainable_due in the bare one. gradient_names: of the parameters that had
-    one in warm-up. warmup_loss_first: of the first warm-up step, whose samples are those of the first timed step of
-    epoch 1.
+    loss_samples: of how many a backward pass began from the loss. optimizer_steps: those really taken. update_norms: L2
+    norm of what the epoch changed in the parameters, None where it is no number; changed_tensors: how many of them it
+    did. trainable_values: how many values training changes in the strategy's model, trainable_due: in the bare one.
+    gradient_names: of the parameters that had one in warm-up. warmup_loss_first: of the first warm-up step, whose
+    samples are those of the first timed step of epoch 1. restored: whether the parameters went back to their start in
+    the end of warm-up. unsettled_hashes: of a sample of the parameters that a rank holds, before `settle`.
     """
 
     epoch: int
@@ -127,7 +128,9 @@ class EpochMeasurement:
     warmup_loss_first: float | None = None
     loss_samples: list[int] | None = None
     optimizer_steps: list[int] | None = None
-    update_norms: list[float] | None = None
+    update_norms: list[float | None] | None = None
+    unsettled_hashes: list[str] | None = None
+    restored: bool | None = None
     changed_tensors: list[int] | None = None
     trainable_values: list[int] | None = None
     trainable_due: int | None = None

@@ -54,7 +54,7 @@ class Strategy(ABC):
                     strategy.apply()                          # unscale, step, update scaler, zero_grad
             # after warm-up:    strategy.restore(start)
             # in warm-up:       strategy.gradient_names(), once, before apply()
-            # before an epoch:  strategy.parameter_sample()
+            # around warm-up, before an epoch and after it: strategy.parameter_sample()
             # after an epoch:   strategy.settle(), fingerprint(), update_norm(sample), changed_tensors(sample),
             #                   trainable_count(), skipped_steps()
             # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
@@ -332,18 +332,18 @@ class Strategy(ABC):
         """
         return tuple(name for name, parameter in self.model.named_parameters() if parameter.grad is not None)
 
-    def parameter_sample(self) -> Mapping[str, Any]:
+    def parameter_sample(self) -> Mapping[str, Tensor]:
         """Some values of each parameter that this rank holds, small and on the CPU, for `update_norm` to go by."""
         return sample_of(self.model.named_parameters())
 
-    def update_norm(self, start: Mapping[str, Any]) -> float:
+    def update_norm(self, start: Mapping[str, Tensor]) -> float:
         """L2 norm of the change of the whole model's parameters since `start` was sampled. Collective over pieces.
 
         An estimate where `parameter_sample` does not hold all values. Called after each timed epoch.
         """
         return distance(self.model.named_parameters(), start)
 
-    def changed_tensors(self, start: Mapping[str, Any]) -> int:
+    def changed_tensors(self, start: Mapping[str, Tensor]) -> int:
         """How many of the whole model's parameters have another value than when `start` was sampled. Collective."""
         return changed(self.model.named_parameters(), start)
 

@@ -85,7 +85,7 @@ def make_double(script: Script) -> Any:
                 raise Unsupported("it always exchanges")
             if script.loss:
                 for _, targets in micro:
-                    script.context.loss(torch.zeros(len(targets), 100, requires_grad=True), targets)
+                    script.context.loss(torch.zeros(len(targets), 100, requires_grad=True), targets).backward()
             return torch.tensor(10.0 - script.steps) if script.loss else None
 
         def apply(self) -> None:
@@ -114,7 +114,7 @@ def make_double(script: Script) -> Any:
             return ("w",)
 
         def parameter_sample(self):
-            return {"steps": script.steps}
+            return {"steps": torch.tensor([float(script.steps)])}
 
         def update_norm(self, start) -> float:
             return float(script.steps - start["steps"])

@@ -12,6 +12,16 @@ from strategies import Registry
 
 FILE = Path(__file__).with_name("fooling_strategies.py")
 NAMES = [name for name, entry in Registry.collect([FILE]).entries.items() if entry.is_file]
+BLIND = {
+    "fool_early_stop": "it works as long as the timed steps last",
+    "fool_first_micro": "with one micro-batch it leaves out nothing",
+    "fool_hidden_bf16": "lower precision than the row says",
+    "fool_lossy_excuse": "it says itself that its work is another",
+    "fool_same_batch": "the same batch again and again",
+    "fool_tail_no_grad": "some rows of the outputs have no gradient",
+}
+"""What no gate can see, as docs/gates.md says; not to be relied on by anybody."""
+
 FOOLS = [name for name in NAMES if name.startswith("fool_")]
 HONEST = [name for name in NAMES if name.startswith("honest_")]
 
@@ -33,11 +43,16 @@ def judged(tmp_path_factory: pytest.TempPathFactory, node: LocalNode) -> dict[st
 
 
 def test_there_are_enough_of_both() -> None:
-    assert len(FOOLS) >= 12
+    assert len(FOOLS) - len(BLIND) >= 12
     assert len(HONEST) >= 6
 
 
-@pytest.mark.parametrize("name", FOOLS)
+def test_what_cannot_be_seen_is_no_more_than_is_said(judged: dict[str, list[dict[str, str]]]) -> None:
+    assert {*BLIND} <= {*FOOLS}
+    assert {name for name in BLIND if "ok" in [row["status"] for row in judged[name]]} == {*BLIND}
+
+
+@pytest.mark.parametrize("name", [name for name in FOOLS if name not in BLIND])
 def test_who_leaves_out_work_does_not_count(judged: dict[str, list[dict[str, str]]], name: str) -> None:
     """On as many devices as it takes: who does not exchange gradients leaves out nothing on one."""
     statuses = {row["devices"]: row["status"] for row in judged[name] if row["status"] != "unsupported"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_gates import epoch, judge
+from test_gates import PLAN, epoch, judge
 
 from bench.results.lossgate import work_gate
-from bench.run.gates import leak
+from bench.run.gates import leak, run_gate
 from bench.worker.tally import Tally
 from strategies.places import Place, Plan
 
@@ -47,13 +47,24 @@ def test_work_that_was_done_passes(changes: dict[str, Any]) -> None:
         ({"optimizer_steps": [2, 1]}, "the optimizer of rank 0 took 2 steps in 1 timed ones"),
         ({"skipped_steps": 1}, "all 1 optimizer steps were skipped by the loss scaler"),
         ({"update_norms": [0.5, 0.0]}, "the timed steps did not change the parameters of rank 1"),
-        ({"update_norms": [float("nan"), 0.5]}, "the timed steps did not change the parameters of rank 0"),
+        ({"update_norms": [None, 0.5]}, "the parameters of rank 0 are not finite after the timed steps"),
         ({"trainable_values": [9, 9]}, "9 values are trained, the bare model has 10"),
         ({"gradient_names": []}, "no parameter had a gradient in warm-up"),
     ],
 )
 def test_work_that_was_not_done_is_told(changes: dict[str, Any], words: str) -> None:
     assert words in judge(epoch(**RIGHT | changes))
+
+
+def test_replicas_that_are_made_equal_after_the_clock_has_stopped_were_not() -> None:
+    assert judge(epoch(**RIGHT, unsettled_hashes=["a", "b"])) == "passed"
+    differs = run_gate(
+        epoch(**RIGHT, unsettled_hashes=["a", "b"]), PLAN, expected_samples=200, test_count=50, same_work=True
+    )
+    assert "differed between replicas until settle()" in differs
+    same = epoch(**RIGHT, unsettled_hashes=["a", "a"], restored=True)
+    assert run_gate(same, PLAN, expected_samples=200, test_count=50, same_work=True) == "passed"
+    assert "did not go back to their start after warm-up" in judge(epoch(**RIGHT, restored=False))
 
 
 def test_the_loss_of_a_part_may_live_on_one_of_its_readers() -> None:
@@ -127,7 +138,11 @@ def test_samples_count_where_a_gradient_is_to_follow(tally: Tally) -> None:
     loss(torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2)).backward()
     with torch.no_grad():
         loss(torch.zeros(8, 2), torch.ones(8, 2))
-    assert tally.samples == 4
+    # Computed, and never learned from.
+    loss(torch.zeros(16, 2, requires_grad=True), torch.ones(16, 2))
+    weight = torch.zeros(2, 2, requires_grad=True)
+    torch.autograd.grad(loss(weight, torch.ones(2, 2)), weight)
+    assert tally.samples == 4 + 2
     tally.start()
     assert tally.samples == 0
 
@@ -146,7 +161,7 @@ def test_nothing_counts_once_the_clock_has_stopped(tally: Tally) -> None:
     loss = tally.counting(torch.nn.functional.mse_loss)
     tally.stop()
     optimizer.step()
-    loss(torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2))
+    loss(torch.zeros(4, 2, requires_grad=True), torch.ones(4, 2)).backward()
     assert (tally.steps, tally.samples) == (0, 0)
     tally.start()
     optimizer.step()

@@ -79,7 +79,16 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
     run = build_run(told, Rank(told, 0, 1, CPU))
     assert called() == ["build", "snapshot"]
     first_step_seconds = warm_up(run, Silent())
-    assert called() == ["epoch", *STEP[:3], "gradient_names", "apply", "epoch is left", "restore"]
+    assert called() == [
+        "parameter_sample",
+        "epoch",
+        *STEP[:3],
+        "gradient_names",
+        "apply",
+        "epoch is left",
+        "restore",
+        "parameter_sample",
+    ]
     assert first_step_seconds is not None
     assert (script.steps, run.start) == (0, {})
 
@@ -87,7 +96,15 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
     assert called() == ["parameter_sample", "epoch", *STEP * 4, "epoch is left"]
     assert (timed.samples, [float(loss) for loss in timed.losses]) == ([16] * 4, [10.0, 9.0, 8.0, 7.0])
     measured = gather_epoch(run, 1, timed)
-    assert called() == ["settle", "fingerprint", "update_norm", "changed_tensors", "trainable_count", "skipped_steps"]
+    assert called() == [
+        "parameter_sample",
+        "settle",
+        "fingerprint",
+        "update_norm",
+        "changed_tensors",
+        "trainable_count",
+        "skipped_steps",
+    ]
     assert (measured.loss_first, measured.loss_last, measured.skipped_steps) == (10.0, 7.0, 1)
     assert (measured.parameter_hashes, measured.samples) == (["4 steps"], [[16] * 4])
 
@@ -202,7 +219,8 @@ def test_a_rank_that_serves_has_no_batches_no_losses_and_no_part(
     server, trainer = Script(), Script(makes_model=True)
     measured = live_together(monkeypatch, told, [server, trainer])
     assert server.calls == [
-        *("build", "snapshot", "serve", "restore", "parameter_sample", "serve", "settle"),
+        *("build", "snapshot", "parameter_sample", "serve", "restore", "parameter_sample"),
+        *("parameter_sample", "serve", "parameter_sample", "settle"),
         *("fingerprint", "update_norm", "changed_tensors", "trainable_count", "skipped_steps"),
         *("evaluating", "evaluating is left", "details", "warnings", "close"),
     ]

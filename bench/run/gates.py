@@ -14,7 +14,9 @@ SAME_LOSS = {"fp32": 1e-3, "tf32": 1e-2, "amp-bf16": 2e-2, "amp-fp16": 1e-2}
 """Largest relative difference of two losses of the same weights on the same samples: kernels differ between calls."""
 
 
-def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test_count: int) -> str:
+def run_gate(
+    epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test_count: int, same_work: bool = False
+) -> str:
     """`passed`, or what is wrong with one epoch.
 
     Losses finite, the same parameters on all ranks of a piece, every sample that should have been trained on and no
@@ -28,6 +30,12 @@ def run_gate(epoch: EpochMeasurement, plan: Plan, *, expected_samples: int, test
         if len(versions) > 1:
             of_piece = f" of piece {piece}" if plan.pieces > 1 else ""
             return f"parameters{of_piece} differ between replicas: {len(versions)} versions after the timed region"
+    if same_work and epoch.unsettled_hashes:
+        for ranks in plan.equals():
+            if len({epoch.unsettled_hashes[rank] for rank in ranks}) > 1:
+                return "parameters differed between replicas until settle() made them equal, after the timed region"
+    if epoch.restored is False:
+        return "the parameters did not go back to their start after warm-up"
     unlike = next((part for part in range(plan.read_parts) if len(_taken(epoch, plan, part)) > 1), None)
     if unlike is not None:
         return (
@@ -109,7 +117,10 @@ def _unchanged(epoch: EpochMeasurement, plan: Plan) -> str:
     if epoch.update_norms is None:
         return ""
     for rank in plan.trainers:
-        if not epoch.update_norms[rank] > 0:
+        norm = epoch.update_norms[rank]
+        if norm is None:
+            return f"the parameters of rank {rank} are not finite after the timed steps"
+        if norm <= 0:
             return f"the timed steps did not change the parameters of rank {rank}"
     return ""
 

@@ -151,7 +151,9 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
     plan = cell.spec.plan
     whole = facts.whole_epoch(cell)
     expected = facts.timed_steps(cell) * cell["batch_global"]
-    gate = gates.run_gate(epoch, plan, expected_samples=expected, test_count=facts.data.test_count)
+    gate = gates.run_gate(
+        epoch, plan, expected_samples=expected, test_count=facts.data.test_count, same_work=cell.same_work
+    )
     invalid = {} if gate == gates.PASSED else {"status": INVALID, "reason": gate}
     samples = gates.samples(epoch, plan)
     maxima = step_maxima([epoch.step_seconds[rank] for rank in plan.trainers])

@@ -17,6 +17,7 @@ from bench.worker.exchange import communication
 from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing
+from strategies.state import digest
 
 FIRST_EPOCH = 1
 
@@ -31,6 +32,8 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     batches = run.batches.epoch(FIRST_EPOCH, steps=run.spec.warmup_steps)
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
 
+    before = digest(run.strategy.parameter_sample().items())
+
     def note_gradients() -> None:
         if not run.gradients:
             run.gradients.append(tuple(run.strategy.gradient_names()))
@@ -39,6 +42,7 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     first = losses[:1]
     run.warmup_losses.extend(float(loss) for loss in first if isinstance(loss, Tensor) and loss.numel() == 1)
     run.strategy.restore(run.start)
+    run.restored.append(digest(run.strategy.parameter_sample().items()) == before)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
@@ -79,8 +83,11 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     own = _scalars(losses)
     # Before anything else is computed: a strategy may use the loss or the optimizer in its hooks.
     counted = {"loss_samples": run.tally.samples, "optimizer_steps": run.tally.steps}
+    unsettled = digest(run.strategy.parameter_sample().items())
     run.strategy.settle()
     mine = {
+        "unsettled": unsettled,
+        "restored": all(run.restored),
         **counted,
         "timing": timing,
         "losses": own,
@@ -115,7 +122,9 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         parameter_hashes=[rank["hash"] for rank in ranks],
         loss_samples=[rank["loss_samples"] for rank in ranks],
         optimizer_steps=[rank["optimizer_steps"] for rank in ranks],
-        update_norms=[rank["update"] for rank in ranks],
+        update_norms=[rank["update"] if math.isfinite(rank["update"]) else None for rank in ranks],
+        unsettled_hashes=[rank["unsettled"] for rank in ranks],
+        restored=all(rank["restored"] for rank in ranks),
         changed_tensors=[rank["changed"] for rank in ranks],
         trainable_values=[rank["trainable"] for rank in ranks],
         trainable_due=max((rank["due"] for rank in ranks if rank["due"] is not None), default=None),

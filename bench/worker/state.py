@@ -35,6 +35,7 @@ class RunState:
     tally: what is counted of its steps.
     gradients: names of the parameters that had one in the first warm-up step, once it has been; else empty.
     warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
+    restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
     """
 
@@ -48,6 +49,7 @@ class RunState:
     tally: Tally
     gradients: list[tuple[str, ...]] = field(default_factory=list)
     warmup_losses: list[float] = field(default_factory=list)
+    restored: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
 
 

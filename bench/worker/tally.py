@@ -14,7 +14,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tally:
-    """Samples whose loss was computed with a gradient to follow, and the steps that each optimizer took."""
+    """Samples whose loss a backward pass has begun from, and the steps that each optimizer took."""
 
     def __init__(self) -> None:
         self._made: list[torch.optim.Optimizer] = []
@@ -38,11 +38,17 @@ class Tally:
         """The loss as a strategy gets it."""
 
         def counted(outputs: Tensor, targets: Tensor) -> Tensor:
-            if self._counting and torch.is_grad_enabled():
-                self._samples += len(targets)
-            return loss(outputs, targets)
+            found = loss(outputs, targets)
+            if found.requires_grad:
+                number = len(targets)
+                found.register_hook(lambda _: self._learned(number))
+            return found
 
         return counted
+
+    def _learned(self, number: int) -> None:
+        if self._counting:
+            self._samples += number
 
     def made(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Take note of an optimizer that the workload made for the strategy."""
