@@ -48,6 +48,7 @@ from bench.run.verdict import SIGKILL, exit_name
 from bench.wire import RunSpec, heartbeat_path
 
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.2
 SERVER_SECONDS = 5.0
 
 
@@ -127,6 +128,7 @@ class Agent:
         self._unfit = ""
         self._receivers: dict[str, Receiver] = {}
         self._folder: Path | None = None
+        self._next_look = 0.0
 
     def serve(self) -> None:
         listen(0, self._heard, "orders")
@@ -290,7 +292,13 @@ class Agent:
                     say({"run": run.name, "rank": rank, "code": code})
 
     def _mirror(self) -> None:
-        """Look at what the ranks have written, and pass it on where it is not in the command's own folder."""
+        """Look at what the ranks have written, and pass it on where it is not in the command's own folder.
+
+        A few times a second and no more: it is done beside timed steps.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
         for run in self._runs.values():
             for log in logs_of(Path(run.spec.folder)):
                 give_back_middle(log)

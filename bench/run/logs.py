@@ -26,13 +26,14 @@ def give_back_middle(path: Path) -> None:
     if not sys.platform.startswith("linux"):
         return
     try:
+        size = path.stat().st_size
+        if size <= MOST_BYTES:
+            return
+        length = (size - TAIL_BYTES - HEAD_BYTES) // _BLOCK * _BLOCK
         with path.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            length = (size - TAIL_BYTES - HEAD_BYTES) // _BLOCK * _BLOCK
-            if size > MOST_BYTES:
-                libc = ctypes.CDLL(None, use_errno=True)
-                offset, length = ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)  # type: ignore[assignment]
-                libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, offset, length)
+            fallocate = ctypes.CDLL(None).fallocate
+            fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, HEAD_BYTES, length)
     except (OSError, AttributeError):
         return
 

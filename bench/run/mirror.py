@@ -23,7 +23,6 @@ from bench.wire import heartbeat_path
 
 PIECE_BYTES = 420
 BEATS_A_LINE = 20
-BEAT_SECONDS = 0.2
 LOG_PIECES_AT_ONCE = 100
 """Of all logs together in one look: orders are heard in between."""
 
@@ -60,7 +59,6 @@ class Sender:
         self._say = say
         self._sent: dict[str, int] = {}
         self._beats: dict[int, Beat] = {}
-        self._next_beats = 0.0
 
     def send(self, *, all_of_it: bool = False) -> None:
         """Files first, so that who is told of a rank's last phase has its account and its measurement already."""
@@ -73,9 +71,7 @@ class Sender:
                     self._send_file(path, pieces=None)
                 elif left > 0 or all_of_it:
                     left -= self._send_file(path, pieces=None if all_of_it else left)
-        if all_of_it or time.monotonic() >= self._next_beats:
-            self._next_beats = time.monotonic() + BEAT_SECONDS
-            self._send_beats()
+        self._send_beats()
 
     def _send_file(self, path: Path, *, pieces: int | None) -> int:
         """Send what is new of a file, `pieces` at most. Returns how many they were."""
