@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from generated import noisy_campaign, write_campaign
 
-from bench import files
+from bench import homes
 from bench.cli import main
 from bench.data import preparation
 from bench.data.download import DownloadFailed
@@ -36,7 +36,7 @@ def bench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(campaign, "launch", never)
     monkeypatch.setattr(preparation, "download", offline)
-    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr(homes.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
     monkeypatch.setattr(gpus, "query_gpus", lambda *_: ((), "no NVIDIA driver answers"))
     monkeypatch.setattr(host, "available_cores", lambda: 2)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import files
+from bench import homes
 from bench.machine import calibrate
 from bench.machine.calibrate import Calibration
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(homes.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import FakeNvml, NoDriver
 from rich.console import Console
 
-from bench import files
+from bench import homes
 from bench.data.specs import DATASETS
 from bench.machine import gpus, host
 from bench.machine.detect import Machine
@@ -114,7 +114,7 @@ def test_data_found_missing_and_incomplete(tmp_path: Path) -> None:
 
 
 def test_default_data_root_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(homes.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
     found = doctor.collect_findings(None, env={}, nvml=NoDriver(), torch_facts=never)
     assert f"not in {tmp_path / 'strategybench'}" in [finding.value for finding in found]
 

@@ -11,7 +11,7 @@ import pytest
 from generated import noisy_campaign, write_campaign
 
 from bench.errors import UserError
-from bench.files import cache_folder, expanded
+from bench.homes import cache_folder, expanded
 from bench.plan.toml import line_of, toml_value
 from bench.results.columns import RUN_COLUMNS
 from bench.results.csvfile import check_header, read_rows

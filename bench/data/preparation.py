@@ -9,7 +9,7 @@ from bench.data.download import DownloadFailed, download
 from bench.data.specs import DATASETS, Arrays, DatasetSpec, PreparedData, Progress, Report
 from bench.errors import UserError
 from bench.factors import DATASET_NAMES
-from bench.files import cache_folder, expanded
+from bench.homes import cache_folder, expanded
 
 KINDS = ("cifar10", "cifar100", "toy")
 

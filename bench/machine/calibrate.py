@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.files import cache_folder, write_text_atomically
+from bench.files import write_text_atomically
+from bench.homes import cache_folder
 
 if TYPE_CHECKING:
     import torch

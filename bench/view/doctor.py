@@ -20,7 +20,7 @@ from rich.text import Text
 from bench.data.cifar import locate
 from bench.data.specs import DATASETS
 from bench.errors import UserError
-from bench.files import cache_folder, expanded
+from bench.homes import cache_folder, expanded
 from bench.machine import detect, gpus, host, network
 from bench.machine.detect import Machine
 from bench.machine.gpus import Gpu
