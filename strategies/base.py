@@ -27,7 +27,6 @@ from strategies.places import Plan as Plan
 from strategies.places import Unsupported as Unsupported
 from strategies.state import (
     changed,
-    digest,
     distance,
     load_optimizer,
     put_back_buffers,
@@ -35,6 +34,7 @@ from strategies.state import (
     to_cpu,
     trainable,
 )
+from strategies.state import digest as digest
 
 
 class Strategy(ABC):

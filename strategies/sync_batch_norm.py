@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from strategies.layers import replace_batch_norm
-
 
 def _channel_shape(x: Tensor) -> list[int]:
     return [1, -1] + [1] * (x.dim() - 2)
@@ -93,8 +91,3 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, momentum)
         self.running_var.lerp_(variance * (count / max(count - 1.0, 1.0)), momentum)
-
-    @classmethod
-    def convert(cls, module: nn.Module) -> nn.Module:
-        """Replace every BatchNorm of a model by this layer, as `strategies.layers.replace_batch_norm` does."""
-        return replace_batch_norm(module, cls)

@@ -123,7 +123,7 @@ def append_rows(path: Path, columns: tuple[Column, ...], rows: Iterable[Row]) ->
         text = encode_rows(columns, rows)
     else:
         text = encode_header(columns) + encode_rows(columns, rows)
-    data = text.encode("utf-8", "backslashreplace")
+    data = text.encode("utf-8")
     try:
         with path.open("ab", buffering=0) as file:
             size = file.tell()

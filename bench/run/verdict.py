@@ -195,7 +195,7 @@ def _late(beats: Sequence[Beat], stacks: Stacks, ended: Sequence[int] = ()) -> l
     alive = [beat for beat in beats if beat.rank not in ended]
     behind = [beat for beat in alive if where[beat.rank] < max(where.values())]
     if not behind:
-        waiting = {*ended, *(rank for rank, frames in stacks.items() if frames and frames[0].waiting)}
+        waiting = {*ended, *_waiting(stacks)}
         behind = [beat for beat in alive if beat.rank not in waiting] if waiting else []
     now = time.perf_counter_ns()
     if behind and _waits_too(behind, alive, stacks):
@@ -210,8 +210,12 @@ def _late(beats: Sequence[Beat], stacks: Stacks, ended: Sequence[int] = ()) -> l
 
 def _waits_too(behind: Sequence[Beat], alive: Sequence[Beat], stacks: Stacks) -> bool:
     """Whether all that are alive wait in a collective, those that are behind the others too."""
-    waiting = {rank for rank, frames in stacks.items() if frames and frames[0].waiting}
-    return len(behind) < len(alive) and all(beat.rank in waiting for beat in alive)
+    return len(behind) < len(alive) and {beat.rank for beat in alive} <= _waiting(stacks)
+
+
+def _waiting(stacks: Stacks) -> set[int]:
+    """The ranks that wait for others, by their stacks."""
+    return {rank for rank, frames in stacks.items() if frames and frames[0].waiting}
 
 
 def _seen(beat: Beat, stack: Sequence[Frame], now: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bench.worker.exchange import communication
 from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing
+from strategies.base import digest
 
 FIRST_EPOCH = 1
 
@@ -32,7 +32,7 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     batches = run.batches.epoch(FIRST_EPOCH, steps=run.spec.warmup_steps)
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
 
-    before = sample_hash(run.strategy.parameter_sample())
+    before = digest(run.strategy.parameter_sample().items())
 
     def note_gradients() -> None:
         if not run.gradients:
@@ -42,7 +42,7 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     first = losses[:1]
     run.warmup_losses.extend(float(loss) for loss in first if isinstance(loss, Tensor) and loss.numel() == 1)
     run.strategy.restore(run.start)
-    run.restored.append(sample_hash(run.strategy.parameter_sample()) == before)
+    run.restored.append(digest(run.strategy.parameter_sample().items()) == before)
     # A second copy of the model would lie beside the first for the whole run, and count as its memory.
     run.start.clear()
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
@@ -83,7 +83,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     own = _scalars(losses)
     # Before anything else is computed: a strategy may use the loss or the optimizer in its hooks.
     counted = {"loss_samples": run.tally.samples, "optimizer_steps": run.tally.steps}
-    unsettled = sample_hash(run.strategy.parameter_sample())
+    unsettled = digest(run.strategy.parameter_sample().items())
     run.strategy.settle()
     mine = {
         "unsettled": unsettled,
@@ -133,14 +133,6 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         optimizer=_totals([timing.apply for timing in timings]),
         **exchange,
     )
-
-
-def sample_hash(sample: Mapping[str, Tensor]) -> str:
-    """sha256 over the bytes of what `parameter_sample` gave, first 16 hex digits."""
-    found = hashlib.sha256()
-    for name, values in sorted(sample.items()):
-        found.update(name.encode() + values.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def _scalars(losses: list[Tensor | None]) -> list[float]:
