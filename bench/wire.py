@@ -42,7 +42,8 @@ class RunSpec:
     """One run, complete: a worker needs this and RANK, LOCAL_RANK and WORLD_SIZE, nothing else.
 
     `folder` holds the run's logs, heartbeat and measurement. `rendezvous` is a FileStore's path, or "env://" under
-    torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch.
+    torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch, 0 where they
+    are told once warm-up has shown its speed; with `turns` the ranks wait for the floor (`bench.floor`).
     `cores` are those of each rank, by rank, empty where ranks are not bound; `origins` the files that modules must be.
     """
 
@@ -72,6 +73,7 @@ class RunSpec:
     count_flops: bool = False
     trace: bool = False
     start: str = "auto"
+    turns: bool = False
     cores: tuple[tuple[int, ...], ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,6 +103,7 @@ class RunSpec:
 class EpochMeasurement:
     """One epoch of one run, over all ranks. Times in seconds, lists by rank; `samples` is what each took, by step.
 
+    turn_seconds: of each turn, by rank; turn_steps: how many steps each had.
     loss_samples: of how many a backward pass began from the loss. optimizer_steps: those really taken. update_norms: L2
     norm of what the epoch changed in the parameters, None where it is no number; changed_tensors: how many of them it
     did. trainable_values: how many values training changes in the strategy's model, trainable_due: in the bare one.
@@ -125,6 +128,8 @@ class EpochMeasurement:
     exposed_comm_trace: float | None = None
     comm_trace: float | None = None
     eval_seconds: float | None = None
+    turn_seconds: list[list[float]] | None = None
+    turn_steps: list[int] | None = None
     warmup_loss_first: float | None = None
     loss_samples: list[int] | None = None
     optimizer_steps: list[int] | None = None
@@ -138,10 +143,18 @@ class EpochMeasurement:
     correct: int | None = None
     evaluated: int | None = None
 
+    @property
+    def run_seconds(self) -> float:
+        """Length of the timed region: the sum over the turns of the time of the slowest rank in each."""
+        if self.turn_seconds is None:
+            return max(self.timed_seconds)
+        return sum(max(ranks) for ranks in zip(*self.turn_seconds, strict=True))
+
     def check(self) -> None:
         """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
         by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
         counted = ("loss_samples", "optimizer_steps", "update_norms", "changed_tensors", "trainable_values")
+        counted = ("turn_seconds", *counted)
         ranks = len(self.timed_seconds)
         for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
             if len(getattr(self, name)) != ranks:
@@ -150,6 +163,19 @@ class EpochMeasurement:
             raise ValueError("no step was timed")
         if min(self.timed_seconds) <= 0:
             raise ValueError(f"timed_seconds is {min(self.timed_seconds)}")
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        turns = self.turn_seconds
+        if turns is None:
+            return
+        counts = {len(own) for own in turns}
+        if len(counts) != 1 or 0 in counts or (self.turn_steps and counts != {len(self.turn_steps)}):
+            raise ValueError(f"its ranks timed {', '.join(map(str, sorted(counts)))} turns")
+        if min(min(own) for own in turns) <= 0:
+            raise ValueError("a turn took no time")
+        if self.turn_steps is not None and any(len(own) not in (0, sum(self.turn_steps)) for own in self.step_seconds):
+            raise ValueError(f"its turns are of {sum(self.turn_steps)} steps")
 
 
 @dataclass(frozen=True)

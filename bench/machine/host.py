@@ -90,6 +90,19 @@ def memory_limit_bytes(*, root: Path = CGROUP_ROOT, proc: Path = PROC_CGROUP) ->
     return min([psutil.virtual_memory().total, *limits])
 
 
+def memory_used_in_cgroup(*, root: Path = CGROUP_ROOT, proc: Path = PROC_CGROUP) -> int | None:
+    """Bytes in use where a cgroup's limit binds, without the page cache, which gives way; None without a limit."""
+    for folder in _cgroup_folders("memory", root=root, proc=proc):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            bound, used = _read_words(folder / limit), _read_words(folder / usage)
+            # Without a limit v1 has a number beyond any memory, v2 the word max.
+            if bound and bound[0].isdigit() and int(bound[0]) < psutil.virtual_memory().total and used:
+                words = _read_words(folder / "memory.stat")
+                counts = dict(zip(words[::2], words[1::2], strict=False))
+                return max(0, int(used[0]) - int(counts.get("inactive_file", counts.get("total_inactive_file", 0))))
+    return None
+
+
 def shared_memory_bytes(path: Path = Path("/dev/shm")) -> int | None:
     """Free bytes in the shared memory that data loaders use; None where the platform has no such folder."""
     try:

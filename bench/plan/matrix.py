@@ -27,6 +27,8 @@ from bench.plan.options import (
     option,
     options_of,
     read_key,
+    seconds,
+    seconds_or,
     switch,
     tables,
     text,
@@ -35,8 +37,13 @@ from bench.plan.options import (
 )
 from bench.plan.toml import line_of, toml_text, toml_value
 
-WORDS: dict[str, tuple[str, Any]] = {"steps": ("epoch", None), "blocks": ("auto", 0)}
+AUTO = 0
+WORDS: dict[str, dict[str, Any]] = {"steps": {"epoch": None, "auto": AUTO}, "blocks": {"auto": AUTO}}
 """Words that stand for a value in a matrix, and for which."""
+
+TURNS_AUTO, TURNS_OFF = "auto", "off"
+TURN_SECONDS = {"cpu": 2.0, "cuda": 0.5}
+"""About how long a turn is where the matrix leaves it to the suite."""
 
 
 def _unsaid(factor: Factor) -> Any:
@@ -72,7 +79,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A campaign's plan as asked for. Durations in seconds; `steps` None is a whole epoch; `blocks` 0 is auto."""
+    """A campaign's plan as asked for. Durations in seconds.
+
+    `steps` None is a whole epoch, 0 as many as fit `time_target`; `blocks` 0 is auto. `turns` is about how long a turn
+    is, "auto" or "off".
+    """
 
     name: str
     groups: tuple[Group, ...]
@@ -82,10 +93,10 @@ class Matrix:
     dataset: str = option("auto", help="auto, cifar10, cifar100 or synthetic.", read=one_of(*DATASET_NAMES))
     steps: int | None = option(
         None,
-        help="Timed steps of an epoch, at most its full batches, or epoch.",
+        help="Timed steps of an epoch, at most its full batches; epoch; or auto, by --time-target.",
         panel=HOW_MUCH,
         shape="whole or word",
-        read=whole_or(*WORDS["steps"]),
+        read=whole_or(WORDS["steps"]),
     )
     warmup_steps: int = option(
         2, help="Untimed steps before the model goes back to its start.", panel=HOW_MUCH, shape="whole", read=whole(0)
@@ -96,7 +107,7 @@ class Matrix:
         help="Repeats of the whole matrix, or auto.",
         panel=HOW_MUCH,
         shape="whole or word",
-        read=whole_or(*WORDS["blocks"]),
+        read=whole_or(WORDS["blocks"]),
     )
     # torch's generators take 64 bits, and each epoch's order has a seed of its own made from this one.
     seed: int = option(
@@ -130,6 +141,18 @@ class Matrix:
         None, help="blocks auto: half-width to reach, such as 0.01.", panel=HOW_MUCH, shape="number", read=number
     )
     max_blocks: int = option(30, help="blocks auto: most blocks.", panel=HOW_MUCH, shape="whole", read=whole(2))
+    time_target: float | None = option(
+        None,
+        help="How long the campaign should take, such as 20m: steps and blocks that are auto follow from it.",
+        panel=HOW_MUCH,
+        read=seconds,
+    )
+    turns: float | str = option(
+        TURNS_AUTO,
+        help="Runs of a block side by side, timed in turns: about so many seconds each, auto, or off.",
+        panel=HOW_MUCH,
+        read=seconds_or(TURNS_AUTO, TURNS_OFF),
+    )
     time_limit: float | None = option(
         None, help="Seconds after which no further block begins.", panel=HOW_MUCH, shape="number", read=number
     )
@@ -244,8 +267,7 @@ def to_toml(matrix: Matrix, extra: Mapping[str, Any]) -> str:
 
 def in_words(key: str, value: Any) -> Any:
     """The value as a matrix spells it."""
-    word, stands_for = WORDS.get(key, ("", value))
-    return word if word and value == stands_for else value
+    return next((word for word, stands_for in WORDS.get(key, {}).items() if stands_for == value), value)
 
 
 def from_resolved(text: str, *, source: str) -> tuple[Matrix, dict[str, Any]]:

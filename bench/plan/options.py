@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -119,6 +120,36 @@ def number(value: Any) -> float:
     return float(value)
 
 
+_UNITS = {"h": 3600, "m": 60, "min": 60, "s": 1}
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*(h|min|m|s)?\s*)")
+
+
+def seconds(value: Any) -> float:
+    """A number of seconds above 0, or a text such as 90, 90s, 20m or 1h30m."""
+    if not isinstance(value, str):
+        return number(value)
+    parts = _DURATION.findall(value)
+    whole_text = re.fullmatch(f"(?:{_DURATION.pattern})+", value.strip())
+    if not whole_text or (len(parts) > 1 and not all(unit for _, unit in parts)):
+        raise Wrong('a time above 0, such as 90, "90s", "20m" or "1h30m"')
+    return number(sum(float(count) * _UNITS[unit or "s"] for count, unit in parts))
+
+
+def seconds_or(*words: str) -> Reader:
+    """A time above 0, or one of some words."""
+
+    def read(value: Any) -> Any:
+        if value in words:
+            return value
+        try:
+            return seconds(value)
+        except Wrong:
+            said = ", ".join(f'"{word}"' for word in words)
+            raise Wrong(f'{said}, or a time above 0 such as 2 or "2s"') from None
+
+    return read
+
+
 def switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise Wrong("true or false")
@@ -135,16 +166,17 @@ def list_of(read: Reader) -> Reader:
     return read_all
 
 
-def whole_or(word: str, stands_for: Any) -> Reader:
+def whole_or(words: Mapping[str, Any]) -> Reader:
     """A whole number of at least 1, or a word that stands for a value of its own."""
 
     def read(value: Any) -> Any:
-        if value == word:
-            return stands_for
+        if isinstance(value, str) and value in words:
+            return words[value]
         try:
             return whole(1)(value)
         except Wrong:
-            raise Wrong(f'a whole number of at least 1, or "{word}"') from None
+            said = " or ".join(f'"{word}"' for word in words)
+            raise Wrong(f"a whole number of at least 1, or {said}") from None
 
     return read
 

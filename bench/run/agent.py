@@ -9,12 +9,14 @@ ends all that it started, and itself, when standard input ends: so nothing outli
     {"do": "start", "run": R, "spec": PATH, "how": "warm"}
     {"do": "take", "run": R, "file": "spec.json", ...}      the specification, where the node sees none of the command's
     {"do": "start", "run": R, "how": "warm"}                files: then all the run's files go through here (`mirror`)
+    {"do": "go", "run": R, "turns": 4}                     a run that waits gets the floor, and what is told with it
     {"do": "ask", "run": R, "ranks": [0, 1]}               ranks write their Python stacks
     {"do": "end", "run": R}                                end what is alive of a run
 
     {"agent": PID, "host": "h1", "python": "3.11.7"}       ready, and who it is
     {"run": R, "file": ...}, {"run": R, "beats": ...}      what its ranks wrote, and where they are (`mirror`)
     {"run": R, "rank": 0, "pid": P} ... {"run": R, "rank": 0, "code": C}
+    {"run": R, "waits": "turn"}                            all its ranks wait for the floor
     {"run": R, "lost": "SIGKILL"}                          the server that forked its ranks has ended, and they with it
     {"run": R, "how": "cold", "why": "..."}                it was started otherwise than asked for
     {"run": R, "ended": true}
@@ -32,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from bench.lines import encode, listen
 from bench.run.environment import passed_on, rank_environment, server_environment
 from bench.run.logs import cut, give_back_middle, logs_of
 from bench.run.mirror import Receiver, Sender
+from bench.run.pipes import Pipes
 from bench.run.verdict import SIGKILL, exit_name
 from bench.wire import RunSpec, heartbeat_path
 
@@ -128,6 +131,7 @@ class Agent:
         self._unfit = ""
         self._receivers: dict[str, Receiver] = {}
         self._folder: Path | None = None
+        self._pipes = Pipes(self._heard)
         self._next_look = 0.0
 
     def serve(self) -> None:
@@ -151,6 +155,8 @@ class Agent:
             for order in messages or ():
                 self._heed(order)
             return messages is not None
+        if who is self._pipes:
+            self._hear_ranks(messages or ())
         if who is self._server:
             if messages is None:
                 self._lose_server()
@@ -165,6 +171,8 @@ class Agent:
             self._receiver(order["run"]).take(order)
         elif order["do"] == "start":
             self._start(order)
+        elif order["do"] == "go":
+            self._pipes.give(order["run"], {key: value for key, value in order.items() if key not in ("do", "run")})
         elif order["do"] == "ask" and order["run"] in self._runs:
             self._ask(self._runs[order["run"]], order["ranks"])
         elif order["do"] == "end":
@@ -216,9 +224,13 @@ class Agent:
         run.ordered = run.spec.processes
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
-            environment = rank_environment(run.spec, rank, asked=run.asked)
+            environment = self._environment(run, rank)
             files = {"stdout": str(stdout), "stderr": str(stderr), "spec": run.path}
             self._server.order({"run": run.name, "rank": rank, "environment": environment, **files})
+
+    def _environment(self, run: NodeRun, rank: int) -> dict[str, str]:
+        pipes = self._pipes.variables(run.name, rank) if run.spec.turns else {}
+        return rank_environment(run.spec, rank, asked=run.asked) | pipes
 
     def _start_otherwise(self, run: NodeRun) -> None:
         say({"run": run.name, "how": COLD, "why": self._unfit})
@@ -228,7 +240,7 @@ class Agent:
         run.ordered = run.spec.processes
         for rank in range(run.spec.processes):
             stdout, stderr = _logs(run.spec, rank)
-            environment = rank_environment(run.spec, rank, asked=run.asked) | {PARENT_VARIABLE: str(os.getpid())}
+            environment = self._environment(run, rank) | {PARENT_VARIABLE: str(os.getpid())}
             with stdout.open("wb") as out, stderr.open("wb") as err:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-u", "-m", "bench.worker", run.path],
@@ -263,6 +275,13 @@ class Agent:
                 found.codes[message["rank"]] = message["code"]
                 found.tell_all()
             say(message)
+
+    def _hear_ranks(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        for message in messages:
+            run = self._runs.get(message.get("run", ""))
+            told = self._pipes.heard(message, run.spec.processes) if run is not None else None
+            if told is not None:
+                say(told)
 
     def _lose_server(self) -> None:
         """The server ended by itself: its ranks are dead, and their runs cannot come to an end."""
@@ -328,6 +347,7 @@ class Agent:
             run.end_ranks()
             if run.over:
                 del self._runs[run.name]
+                self._pipes.forget(run.name)
                 for log in logs_of(Path(run.spec.folder)):
                     cut(log)
                 if run.sender is not None:
@@ -355,6 +375,7 @@ class Agent:
             self._server.process.kill()
             self._server.process.wait()
         end_strays(())
+        self._pipes.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

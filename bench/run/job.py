@@ -34,8 +34,10 @@ class Job:
     initial_state: Path | None = None
     anonymous: bool = False
 
-    def run_spec(self, cell: PlannedCell, name: str, *, folder: Path, count_flops: bool) -> RunSpec:
-        """What the ranks of one run of a cell are told; `folder` is the run's own."""
+    def run_spec(
+        self, cell: PlannedCell, name: str, *, folder: Path, count_flops: bool, turns: bool = False
+    ) -> RunSpec:
+        """What the ranks of one run of a cell are told; `folder` is the run's own, `turns` says if it takes turns."""
         facts, matrix = self.facts, self.matrix
         kind = facts.machine.device_kind
         return RunSpec(
@@ -61,6 +63,7 @@ class Job:
             count_flops=count_flops,
             trace=matrix.trace,
             start=matrix.start,
+            turns=turns,
             cores=shares(facts.machine, cell.spec.places, facts.threads_per_device),
             origins=origins(),
             **_data_paths(facts.data),
@@ -78,9 +81,10 @@ def _data_paths(data: PreparedData) -> dict[str, Any]:
     return {name: str(getattr(data, name).resolve()) for name in names}
 
 
-def run_id(cell: PlannedCell, block: int, attempt: int) -> str:
+def run_id(cell: PlannedCell, block: int, attempt: int, cohort: int = 0) -> str:
     """The name of one attempt at a cell in a block: also that of its folder of logs."""
-    return f"b{block:02d}-{run_tag(cell)}" + (f"-try{attempt}" if attempt > 1 else "")
+    further = f"-c{cohort}" if cohort else ""
+    return f"b{block:02d}-{run_tag(cell)}{further}" + (f"-try{attempt}" if attempt > 1 else "")
 
 
 def write_header(store: Store, job: Job) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
 from bench import heartbeat
 from bench.errors import UserError
@@ -48,19 +49,17 @@ def launch(
     if node is None:
         with LocalNode() as own:
             return launch(spec, node=own, on_progress=on_progress, on_start=on_start)
-    spec_file = _fresh_folder(spec)
-    run: LiveRun | None = None
-    try:
-        # Ranks that were asked for but are not yet known here could not be ended.
-        with undisturbed():
-            run = node.start(spec, spec_file)
-        outcome = _Watch(node, run, spec, on_progress, on_start).until_judged()
-        return replace(outcome, start=run.how, cores=spec.cores, warnings=(*outcome.warnings, *_otherwise_started(run)))
-    finally:
-        with undisturbed():
-            if run is not None:
-                node.end(run)
-            Path(spec.rendezvous).unlink(missing_ok=True)
+    with Watched(spec, node) as watched:
+        while True:
+            node.pump(POLL_SECONDS)
+            if on_start and watched.pids:
+                on_start(watched.pids)
+                on_start = None
+            outcome = watched.look()
+            if outcome is not None:
+                return outcome
+            if on_progress and watched.progress_is_due():
+                on_progress(watched.beats())
 
 
 def _otherwise_started(run: LiveRun) -> tuple[str, ...]:
@@ -86,46 +85,90 @@ def _fresh_folder(spec: RunSpec) -> Path:
     return path
 
 
-class _Watch:
-    """Listens to the node until all ranks have ended, one has failed, or the deadline has passed."""
+class Watched:
+    """A run in whose ranks' lives somebody looks from time to time, until all have ended, one has failed, or its
+    deadline has passed. The deadline counts the time in which it has the floor.
 
-    def __init__(
-        self,
-        node: LocalNode,
-        run: LiveRun,
-        spec: RunSpec,
-        on_progress: OnProgress | None,
-        on_start: Callable[[list[int]], None] | None,
-    ) -> None:
+    with Watched(spec, node) as watched:    # starts the ranks; none is alive afterwards, whatever happens
+        while (outcome := watched.look()) is None:
+            node.pump(POLL_SECONDS)
+    """
+
+    def __init__(self, spec: RunSpec, node: LocalNode) -> None:
+        self.spec = spec
         self._node = node
-        self._run = run
-        self._on_start = on_start
-        self._spec = spec
+        self._run: LiveRun | None = None
         self._folder = Path(spec.folder)
-        self._on_progress = on_progress
-        self._begin = time.monotonic()
-        self._last_progress = self._begin
+        self._worked = 0.0
         self._since: dict[str, float] = {}
+        self._begin = self._last_progress = time.monotonic()
 
-    def until_judged(self) -> Outcome:
-        while True:
-            self._node.pump(POLL_SECONDS)
-            if self._on_start and self._run.started:
-                self._on_start(list(self._run.pids.values()))
-                self._on_start = None
-            codes = self._run.exit_codes()
-            now = time.monotonic()
-            if self._run.lost and not self._closed():
-                return Outcome("crashed", self._run.lost, lost=True)
-            if self._over(codes, now):
-                return judge(codes, self._spec)
-            if now - self._begin > self._spec.timeout_seconds:
-                return self._timed_out(codes)
-            if self._on_progress and now - self._last_progress > PROGRESS_SECONDS:
-                self._last_progress = now
-                self._on_progress(self._beats())
+    def __enter__(self) -> Self:
+        spec_file = _fresh_folder(self.spec)
+        self._begin = self._last_progress = time.monotonic()
+        # Ranks that were asked for but are not yet known here could not be ended.
+        with undisturbed():
+            self._run = self._node.start(self.spec, spec_file)
+        return self
 
-    def _beats(self) -> list[Beat]:
+    def __exit__(self, *_: object) -> None:
+        with undisturbed():
+            if self._run is not None:
+                self._node.end(self._run)
+            Path(self.spec.rendezvous).unlink(missing_ok=True)
+
+    @property
+    def run(self) -> LiveRun:
+        assert self._run is not None
+        return self._run
+
+    @property
+    def pids(self) -> list[int]:
+        """Those of all ranks, once all have begun; before, none."""
+        return list(self.run.pids.values()) if self.run.started else []
+
+    @property
+    def waits(self) -> str:
+        """For what its ranks wait without the floor, "" while they work."""
+        return self.run.waits
+
+    def go(self, **told: Any) -> None:
+        """Give it the floor."""
+        self._begin = time.monotonic()
+        self._since.clear()
+        self._node.go(self.run, **told)
+
+    def pause(self) -> None:
+        """It has given the floor away: its time does not count until `go`."""
+        self._worked += time.monotonic() - self._begin
+
+    def look(self) -> Outcome | None:
+        """What became of it, None while it is not over."""
+        outcome = self._judged()
+        if outcome is None:
+            return None
+        told = (*outcome.warnings, *_otherwise_started(self.run))
+        return replace(outcome, start=self.run.how, cores=self.spec.cores, warnings=told)
+
+    def _judged(self) -> Outcome | None:
+        codes = self.run.exit_codes()
+        now = time.monotonic()
+        if self.run.lost and not self._closed():
+            return Outcome("crashed", self.run.lost, lost=True)
+        if self._over(codes, now):
+            return judge(codes, self.spec)
+        if not self.waits and self._worked + now - self._begin > self.spec.timeout_seconds:
+            return self._timed_out(codes)
+        return None
+
+    def progress_is_due(self) -> bool:
+        """True a few times a second."""
+        now = time.monotonic()
+        due = now - self._last_progress > PROGRESS_SECONDS
+        self._last_progress = now if due else self._last_progress
+        return due
+
+    def beats(self) -> list[Beat]:
         return heartbeat.read_beats(heartbeat_path(self._folder))
 
     def _over(self, codes: dict[int, int | None], now: float) -> bool:
@@ -141,7 +184,7 @@ class _Watch:
 
     def _closed(self) -> bool:
         """Whether the result is complete and every rank has said its last word, though it may not have exited."""
-        return measurement_path(self._folder).exists() and all(beat.phase == "done" for beat in self._beats())
+        return measurement_path(self._folder).exists() and all(beat.phase == "done" for beat in self.beats())
 
     def _passed(self, what: str, seconds: float, now: float) -> bool:
         return now - self._since.setdefault(what, now) > seconds
@@ -149,16 +192,16 @@ class _Watch:
     def _timed_out(self, codes: dict[int, int | None]) -> Outcome:
         if self._closed():
             return judge(codes, self._spec)
-        beats = self._beats()
+        beats = self.beats()
         stacks = self._stacks([beat.rank for beat in beats if beat.nanoseconds and codes.get(beat.rank) is None])
-        return Outcome("timeout", timeout_reason(beats, self._spec.timeout_seconds, stacks))
+        return Outcome("timeout", timeout_reason(beats, self.spec.timeout_seconds, stacks))
 
     def _stacks(self, ranks: Sequence[int]) -> dict[int, list[Frame]]:
         """Ask ranks that have begun for their Python stacks, which go to their logs; a stopped rank gives none."""
         ask = getattr(signal, "SIGUSR1", None)
         if ask is None:
             return {}
-        self._node.ask_for_stacks(self._run, list(ranks))
+        self._node.ask_for_stacks(self.run, list(ranks))
         paths = {rank: stack_path(self._folder, rank) for rank in ranks}
         end = time.monotonic() + STACK_SECONDS
         while time.monotonic() < end and not all(read_stack(path) for path in paths.values()):

@@ -32,7 +32,10 @@ def can_fork() -> bool:
 
 @dataclass
 class LiveRun:
-    """What an agent has said of one run. `how` is warm or cold, and `why` the reason where that was not asked for."""
+    """What an agent has said of one run. `how` is warm or cold, and `why` the reason where that was not asked for.
+
+    waits: for what its ranks wait without the floor (`bench.floor`), "" while they work. step_seconds: of warm-up.
+    """
 
     name: str
     folder: Path
@@ -42,6 +45,8 @@ class LiveRun:
     pids: dict[int, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     lost: str = ""
+    waits: str = ""
+    step_seconds: float | None = None
     ended: bool = False
     receiver: Receiver | None = None
 
@@ -96,6 +101,11 @@ class LocalNode:
         self._send(order)
         return run
 
+    def go(self, run: LiveRun, **told: Any) -> None:
+        """Give the floor to a run that waits."""
+        run.waits = ""
+        self._send({"do": "go", "run": run.name, **told})
+
     def ask_for_stacks(self, run: LiveRun, ranks: list[int]) -> None:
         self._send({"do": "ask", "run": run.name, "ranks": ranks})
 
@@ -128,6 +138,9 @@ class LocalNode:
             run.pids[message["rank"]] = message["pid"]
         elif "code" in message:
             run.codes[message["rank"]] = message["code"]
+        elif "waits" in message:
+            run.waits = message["waits"]
+            run.step_seconds = message.get("step_seconds", run.step_seconds)
         elif "lost" in message:
             run.lost = f"the process that forks the ranks was ended by {message['lost']}"
         elif "how" in message:

@@ -36,23 +36,36 @@ class Done:
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self.rows: list[Mapping[str, Any]] = []
-        self._last: dict[tuple[tuple[Any, ...], int], tuple[int, bool]] = {}
+        # By cell and block, and then by cohort: the last attempt, and whether it stands.
+        self._last: dict[tuple[tuple[Any, ...], int], dict[int, tuple[int, bool]]] = {}
+        self._cohorts: dict[int, int] = {}
         self.add(rows)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows as `read_runs` gives them."""
         for row in rows:
             self.rows.append(row)
-            place, attempt = (cell_key(row), row["block"] or 0), row["attempt"] or 1
-            if attempt >= self._last.get(place, (0, False))[0]:
-                self._last[place] = (attempt, row["status"] != INTERRUPTED and not row["repeated_for"])
+            block, cohort, attempt = row["block"] or 0, row["cohort"] or 0, row["attempt"] or 1
+            known = self._last.setdefault((cell_key(row), block), {})
+            if attempt >= known.get(cohort, (0, False))[0]:
+                known[cohort] = (attempt, row["status"] != INTERRUPTED and not row["repeated_for"])
+            self._cohorts[block] = max(cohort + 1, self._cohorts.get(block, 0))
 
     def finished(self, cell: PlannedCell, block: int) -> bool:
-        """Whether this cell was measured in this block: its last attempt neither interrupted nor to be repeated."""
-        return self._last.get((cell.key, block), (0, False))[1]
+        """Whether this cell was measured in this block: an attempt at it neither interrupted nor to be repeated."""
+        return bool(self.cohorts(cell, block))
+
+    def cohorts(self, cell: PlannedCell, block: int) -> set[int]:
+        """The cohorts of this block in which this cell was measured."""
+        known = self._last.get((cell.key, block), {})
+        return {cohort for cohort, (_, stands) in known.items() if stands}
 
     def next_attempt(self, cell: PlannedCell, block: int) -> int:
-        return self._last.get((cell.key, block), (0, False))[0] + 1
+        known = self._last.get((cell.key, block), {})
+        return max((attempt for attempt, _ in known.values()), default=0) + 1
+
+    def next_cohort(self, block: int) -> int:
+        return self._cohorts.get(block, 0)
 
 
 def check_same_environment(folder: Path, environment: Mapping[str, Any], *, force: bool) -> list[str]:

@@ -55,13 +55,10 @@ class RunFacts:
     order_in_block: int
     attempt: int
     utc_start: str
+    cohort: int = 0
+    cohort_reason: str = ""
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None
-
-
-def throughput(samples: int, timed_seconds: Sequence[float]) -> float:
-    """Samples per second of all ranks together: the samples of all over the time of the slowest."""
-    return samples / max(timed_seconds)
 
 
 def step_maxima(step_seconds: Sequence[Sequence[float]]) -> list[float]:
@@ -105,6 +102,8 @@ def _common(facts: CampaignFacts, cell: PlannedCell, run: RunFacts) -> dict[str,
         "run_id": run.run_id,
         "block": run.block,
         "order_in_block": run.order_in_block,
+        "cohort": run.cohort,
+        "cohort_reason": run.cohort_reason,
         "attempt": run.attempt,
         "utc_start": run.utc_start,
         "environment_id": facts.environment_id,
@@ -158,15 +157,17 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
     samples = gates.samples(epoch, plan)
     maxima = step_maxima([epoch.step_seconds[rank] for rank in plan.trainers])
     mean = statistics.fmean(maxima)
-    rate = throughput(samples, epoch.timed_seconds)
+    # Of all ranks together: the samples of all over the time of the slowest, in each turn.
+    rate = samples / epoch.run_seconds
     return {
         "epoch": epoch.epoch,
+        "turns": len(epoch.turn_seconds[0]) if epoch.turn_seconds else 1,
         "warmup_steps": facts.warmup_steps,
         "timed_steps": len(maxima),
         "timed_samples": samples,
         "dropped_samples": facts.data.train_count % cell["batch_global"] if whole else None,
         "epoch_measured": whole,
-        "timed_seconds": max(epoch.timed_seconds),
+        "timed_seconds": epoch.run_seconds,
         "timed_seconds_min_rank": min(epoch.timed_seconds),
         "epoch_seconds": facts.data.train_count / rate,
         "samples_per_second": rate,
@@ -231,10 +232,17 @@ def step_rows(run_id: str, measurement: Measurement | None) -> list[dict[str, An
             "rank": rank,
             "epoch": epoch.epoch,
             "step": step,
+            "turn": turn,
             "seconds": seconds,
             "data_wait_seconds": wait,
         }
         for epoch in measurement.epochs
         for rank, (steps, waits) in enumerate(zip(epoch.step_seconds, epoch.data_wait, strict=True))
-        for step, (seconds, wait) in enumerate(zip(steps, waits, strict=True))
+        for step, (turn, seconds, wait) in enumerate(zip(_turns(epoch, len(steps)), steps, waits, strict=True))
     ]
+
+
+def _turns(epoch: EpochMeasurement, steps: int) -> list[int]:
+    """In which turn each of the steps was."""
+    dealt = epoch.turn_steps or [steps]
+    return [turn for turn, count in enumerate(dealt) for _ in range(count)][:steps]

@@ -37,6 +37,7 @@ class Store:
 
     def __init__(self, folder: Path, *, private: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._running: dict[str, list[int]] = {}
         self._private = [re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])", re.IGNORECASE) for word in private]
         try:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -211,15 +212,27 @@ class Store:
 
     def note_running(self, run_id: str, pids: list[int]) -> None:
         """Leave a record of the ranks for whoever resumes. Raises UserError when the disk refuses it."""
+        self._running[run_id] = pids
+        self._write_running()
+
+    def note_ended(self, run_id: str) -> None:
+        """This run has no ranks any more."""
+        if self._running.pop(run_id, None) is not None and self._running:
+            self._write_running()
+        if not self._running:
+            self.note_idle()
+
+    def _write_running(self) -> None:
         path = self.folder / RUNNING
         try:
-            write_text_atomically(path, json.dumps({"run_id": run_id, "pids": pids}) + "\n")
+            write_text_atomically(path, json.dumps({"runs": self._running}) + "\n")
         except OSError as error:
             raise UserError(
                 f"could not write {path}: {error.strerror or error}; what was measured before is kept"
             ) from None
 
     def note_idle(self) -> None:
+        self._running.clear()
         (self.folder / RUNNING).unlink(missing_ok=True)
 
     def end_orphans(self) -> list[int]:

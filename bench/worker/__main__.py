@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from bench.floor import Floor
 from bench.heartbeat import Heartbeat
 from bench.kinship import PARENT_VARIABLE, adopt_orphans, die_with_parent
 from bench.wire import RunSpec, heartbeat_path
@@ -53,7 +54,7 @@ def run_rank(spec_file: Path) -> NoReturn:
         started = int(os.environ.get("STRATEGYBENCH_SPAWN_NS", begun))
         launch_seconds = (time.perf_counter_ns() - started) * 1e-9
         set_numerics(spec.cell["precision"])
-        live(spec, rank, heartbeat, launch_seconds)
+        live(spec, rank, heartbeat, launch_seconds, Floor.from_environment(spec.run_id, number))
     except BaseException as error:
         try:
             report_failure(error, spec, number, heartbeat.current)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench.floor import FIRST_TURN, TURN, Floor, deal
 from bench.heartbeat import Heartbeat
 from bench.wire import EpochMeasurement
 from bench.worker.batches import Counted
 from bench.worker.exchange import communication
 from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
-from bench.worker.timing import ClockTimer, Timing
+from bench.worker.timing import ClockTimer, Timing, TurnTimer
 from strategies.base import digest
 
 FIRST_EPOCH = 1
@@ -40,6 +42,7 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
 
     timing, losses = run_stretch(run, batches, timer=timer, heartbeat=heartbeat, at_gradients=note_gradients)
     first = losses[:1]
+    run.warmup_steps.extend(_without_the_first(timing))
     run.warmup_losses.extend(float(loss) for loss in first if isinstance(loss, Tensor) and loss.numel() == 1)
     run.strategy.restore(run.start)
     run.restored.append(digest(run.strategy.parameter_sample().items()) == before)
@@ -47,6 +50,25 @@ def warm_up(run: RunState, heartbeat: Heartbeat) -> float | None:
     run.start.clear()
     torch.manual_seed(run.spec.seed + 1 + run.rank.rank)
     return timing.steps[0] if run.spec.cell["compile"] != "off" and timing.steps else None
+
+
+def _without_the_first(timing: Timing) -> list[float]:
+    """Seconds a step of warm-up, of all steps but the first, which finds nothing ready yet, where there are more.
+
+    From the whole time: on a GPU the marks of single steps say when they were asked for.
+    """
+    if len(timing.steps) < 2:
+        return timing.steps[:1]
+    return [(timing.total - timing.steps[0]) / (len(timing.steps) - 1)]
+
+
+def dealt(run: RunState, floor: Floor) -> RunState:
+    """The run with its steps dealt into turns as it is told, where others live beside it; else it has one turn."""
+    speed = {"step_seconds": round(run.warmup_steps[0], 6)} if run.warmup_steps else {}
+    told = floor.wait(FIRST_TURN, **speed)
+    steps = int(told.get("steps", run.spec.steps))
+    spec = replace(run.spec, steps=steps, whole_epoch=bool(told.get("whole_epoch", run.spec.whole_epoch)))
+    return replace(run, spec=spec, turns=tuple(deal(steps, int(told.get("turns", 1)))))
 
 
 @dataclass(frozen=True)
@@ -62,8 +84,8 @@ class Timed:
     start: Mapping[str, Any]
 
 
-def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
-    """The timed region: the same loop as warm-up, over the epoch's first `steps` steps."""
+def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat, floor: Floor) -> Timed:
+    """The timed region: the same loop as warm-up, over the epoch's first `steps` steps, in turns with other runs."""
     gpus = [device for device in run.rank.devices if device.type == "cuda"]
     # Training's own peak: what warm-up tried out and what evaluation needs are no part of it.
     for gpu in gpus:
@@ -71,7 +93,8 @@ def timed_epoch(run: RunState, epoch: int, heartbeat: Heartbeat) -> Timed:
     batches = Counted(run.batches.epoch(epoch, steps=run.spec.steps))
     start = run.strategy.parameter_sample()
     run.tally.start()
-    timing, losses = run_stretch(run, batches, timer=make_timer(run), heartbeat=heartbeat)
+    timer = TurnTimer(partial(make_timer, run), run.turns, partial(floor.wait, TURN))
+    timing, losses = run_stretch(run, batches, timer=timer, heartbeat=heartbeat)
     before = run.peaks or [0] * len(gpus)
     run.peaks[:] = [max(torch.cuda.max_memory_allocated(gpu), peak) for gpu, peak in zip(gpus, before, strict=True)]
     return Timed(timing, losses, batches.samples, start)
@@ -111,6 +134,8 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     return EpochMeasurement(
         epoch=epoch,
         timed_seconds=[timing.total for timing in timings],
+        turn_seconds=[timing.turns for timing in timings],
+        turn_steps=list(run.turns),
         step_seconds=[timing.steps for timing in timings],
         data_wait=[timing.data_wait for timing in timings],
         samples=[rank["samples"] for rank in ranks],

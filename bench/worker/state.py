@@ -34,9 +34,11 @@ class RunState:
     start: the strategy's snapshot of before the first step, until warm-up has gone back to it.
     tally: what is counted of its steps.
     gradients: names of the parameters that had one in the first warm-up step, once it has been; else empty.
+    warmup_steps: seconds a step of warm-up, one value once it has been; else empty.
     warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
     restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
+    turns: how many timed steps each turn has.
     """
 
     spec: RunSpec
@@ -48,9 +50,11 @@ class RunState:
     parameters: tuple[BareParameter, ...]
     tally: Tally
     gradients: list[tuple[str, ...]] = field(default_factory=list)
+    warmup_steps: list[float] = field(default_factory=list)
     warmup_losses: list[float] = field(default_factory=list)
     restored: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
+    turns: tuple[int, ...] = ()
 
 
 def make_timer(run: RunState) -> Timer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 NANOSECONDS = 1e-9
@@ -20,13 +20,17 @@ Wait = Callable[[], None]
 
 @dataclass(frozen=True)
 class Timing:
-    """What one rank measured; all in seconds. The lists have one value a timed step."""
+    """What one rank measured; all in seconds. The lists have one value a timed step.
+
+    `turns` has one for each turn, and `total` is their sum; steps that were timed without a break are one turn.
+    """
 
     total: float
     steps: list[float]
     data_wait: list[float]
     forward_backward: list[float] | None = None
     apply: list[float] | None = None
+    turns: list[float] = field(default_factory=list)
 
 
 class Timer(Protocol):
@@ -152,6 +156,61 @@ class BreakdownTimer:
             forward_backward=_differences(data, gradients),
             apply=_differences(gradients, ends),
         )
+
+
+class TurnTimer:
+    """The same marks, with a timer of its own for each turn: between two of them the floor is given away.
+
+    `deal` is how many steps each turn has; a rank that times none, since it only serves, has one turn.
+    """
+
+    def __init__(self, make_timer: Callable[[], Timer], deal: Sequence[int], give_away: Callable[[], object]) -> None:
+        self._make_timer = make_timer
+        self._left = list(deal)
+        self._give_away = give_away
+        self._timer = make_timer()
+        self._steps = 0
+        self._done: list[Timing] = []
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def data_ready(self) -> None:
+        self._timer.data_ready()
+
+    def gradients_ready(self) -> None:
+        self._timer.gradients_ready()
+
+    def step_done(self) -> None:
+        self._timer.step_done()
+        self._steps += 1
+        if len(self._left) > 1 and self._steps == self._left[0]:
+            self._done.append(self._timer.stop())
+            self._left.pop(0)
+            self._steps = 0
+            self._timer = self._make_timer()
+            self._give_away()
+            self._timer.start()
+
+    def stop(self) -> Timing:
+        return joined([*self._done, self._timer.stop()])
+
+
+def joined(turns: Sequence[Timing]) -> Timing:
+    """The timings of a run's turns as one."""
+    return Timing(
+        total=sum(turn.total for turn in turns),
+        steps=[step for turn in turns for step in turn.steps],
+        data_wait=[wait for turn in turns for wait in turn.data_wait],
+        forward_backward=_all_or_none([turn.forward_backward for turn in turns]),
+        apply=_all_or_none([turn.apply for turn in turns]),
+        turns=[turn.total for turn in turns],
+    )
+
+
+def _all_or_none(lists: Sequence[list[float] | None]) -> list[float] | None:
+    found = [values for values in lists if values is not None]
+    return [value for values in found for value in values] if len(found) == len(lists) else None
 
 
 def _differences(begins: Sequence[int], ends: Sequence[int]) -> list[float]:
