@@ -146,7 +146,8 @@ def command_line(argv: list[str] | None = None) -> str:
 
 
 def _measure(request: Request, *, quiet: bool, json: bool, find_batch: bool = False) -> None:
-    from bench.run.campaign import Runner, measure
+    from bench.run.campaign import measure
+    from bench.run.findbatch import find_batches
     from bench.run.job import write_header
     from bench.run.prepare import prepare_job
     from bench.view.finish import finish
@@ -159,7 +160,7 @@ def _measure(request: Request, *, quiet: bool, json: bool, find_batch: bool = Fa
         write_header(store, job)
         if find_batch:
             with reporter:
-                lines = Runner(job, store, reporter).find_batches()
+                lines = find_batches(job, store, reporter)
             typer.echo("\n".join([*lines, f"every try: {store.folder / 'batch_search.csv'}"]))
             raise typer.Exit
         code = measure(job, store, reporter)

@@ -153,8 +153,8 @@ class EpochMeasurement:
     def check(self) -> None:
         """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
         by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
-        counted = ("loss_samples", "optimizer_steps", "update_norms", "changed_tensors", "trainable_values")
-        counted = ("turn_seconds", *counted)
+        counted = ["loss_samples", "optimizer_steps", "update_norms", "changed_tensors", "trainable_values"]
+        counted.append("turn_seconds")
         ranks = len(self.timed_seconds)
         for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
             if len(getattr(self, name)) != ranks:

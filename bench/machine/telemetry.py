@@ -58,10 +58,13 @@ class CpuProbe:
         self._busy_seconds = self._all_seconds = self._own_seconds = 0.0
         self._frequencies: list[float] = []
 
-    def poll(self) -> None:
-        """Add what was spent since the last poll."""
+    def poll(self, *, search: bool = True) -> None:
+        """Add what was spent since the last poll. Without `search` the processes known are asked, unless one is new.
+
+        To look through all processes of a machine takes a while.
+        """
         busy, total = self._machine_seconds()
-        own = self._count_own()
+        own = self._count_own(search=search)
         if self._previous is not None:
             self._busy_seconds += busy - self._previous[0]
             self._all_seconds += total - self._previous[1]
@@ -74,6 +77,10 @@ class CpuProbe:
             frequency = None
         if frequency is not None and frequency.max and frequency.current:
             self._frequencies.append(frequency.current / frequency.max)
+
+    def skip(self) -> None:
+        """What was spent since the last poll is of no interest."""
+        self._previous = (*self._machine_seconds(), self._count_own(search=False))
 
     def foreign_fraction(self) -> float | None:
         """Mean share of all cores that others used since the first poll (time stolen by a hypervisor included)."""
@@ -105,9 +112,10 @@ class CpuProbe:
                 continue
         return found
 
-    def _count_own(self) -> float:
+    def _count_own(self, *, search: bool) -> float:
         """CPU seconds of all own processes; those that ended are in their parent's count of its children."""
-        self._processes = self._find_own()
+        if search or not self._processes.keys() >= {*self._own_pids()}:
+            self._processes = self._find_own()
         self.own_pids_seen.update(self._processes)
         seconds = 0.0
         for process in self._processes.values():
@@ -248,6 +256,8 @@ class Telemetry:
         self._gpu: GpuProbe | None = None
         self._load_average_start: float | None = None
         self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._paused = False
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
 
     def __enter__(self) -> Self:
@@ -268,15 +278,31 @@ class Telemetry:
         self._stop.set()
         self._thread.join()
         # To the very end for CPU time, which adds up; GPUs are idle by now.
-        self._cpu.poll()
+        if not self._paused:
+            self._cpu.poll()
         if self._gpu is not None:
             self._gpu.close()
 
     def _watch(self) -> None:
         probes = [_Paced(self._cpu.poll), *([_Paced(self._gpu.poll)] if self._gpu else [])]
         while not self._stop.wait(self._interval_seconds):
-            for probe in probes:
-                probe()
+            with self._lock:
+                for probe in probes if not self._paused else ():
+                    probe()
+
+    def pause(self) -> None:
+        """Until `resume`, what happens on the machine is not of this run: it waits while others are measured."""
+        with self._lock:
+            self._paused = True
+            self._cpu.poll(search=False)
+            if self._gpu is not None:
+                self._gpu.poll()
+
+    def resume(self) -> None:
+        """The run goes on."""
+        with self._lock:
+            self._cpu.skip()
+            self._paused = False
 
     def result(self) -> dict[str, float | int | str | None]:
         """The columns of runs.csv named in `RESULT_COLUMNS`; None where there is no value. Call it after the block."""

@@ -1,7 +1,8 @@
 """From the rows of runs.csv to runs and cells: what summaries, flags and comparisons judge.
 
 The unit is the run: the rows of one run_id, one for each epoch, become one value. Of several attempts at one cell in
-one block the last that was measured counts. Breakdown rows never enter. Nothing here depends on the order of the rows.
+one block the last that was measured counts; a baseline has a run in each cohort of a block. Breakdown rows never enter.
+Nothing here depends on the order of the rows.
 """
 
 import math
@@ -73,7 +74,11 @@ class MeasuredRun:
 
     @cached_property
     def pair(self) -> Key:
-        """What runs are paired by: the block, apart for each campaign so that pooled campaigns do not mix."""
+        """What runs are paired by: block and cohort, apart for each campaign so that pooled campaigns do not mix."""
+        return (*self.block, self.first("cohort") or 0)
+
+    @property
+    def block(self) -> Key:
         return (self.first("campaign_id") or "", -1 if self.first("block") is None else self.first("block"))
 
     @property
@@ -202,9 +207,13 @@ def collect_cells(runs: pd.DataFrame, *, roles: Collection[str] = (MEASURE, CONT
 
 
 def _make_cell(key: Key, runs: list[MeasuredRun]) -> MeasuredCell:
-    latest: dict[Key, MeasuredRun] = {}
+    blocks: dict[Key, list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=_counting):
-        latest[run.pair] = run
+        blocks[run.block].append(run)
+    latest: dict[Key, MeasuredRun] = {}
+    for attempts in blocks.values():
+        # Runs of equal attempt in several cohorts do not stand for each other: each is there for its own cohort.
+        latest.update({run.pair: run for run in attempts if run.first("attempt") == attempts[-1].first("attempt")})
     kept = tuple(sorted(latest.values(), key=lambda run: run.moment))
     names = sorted(name for run in kept for name in run.values("device_name"))
     factors = dict(zip(CELL_COLUMNS, key, strict=True)) | {"device_name": names[0] if names else ""}

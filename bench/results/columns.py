@@ -58,7 +58,7 @@ RUN_COLUMNS = _columns(
         "cohort",
         "int",
         "",
-        "runs of a block that lived side by side or were measured together, from 0; they are compared with its baseline",
+        "runs of a block that were measured together, from 0; each is compared with the cohort's own baseline",
         added=True,
     ),
     Column("cohort_reason", "str", "", "why the run is not in the block's first cohort, or took no turns", added=True),

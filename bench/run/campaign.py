@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
-from bench.factors import FAILED_STATUSES, INTERRUPTED, MEASURE, OK, ROLES, Baseline
+from bench.factors import FAILED_STATUSES, INTERRUPTED, OK, ROLES, Baseline
 from bench.files import write_text_atomically
-from bench.machine.telemetry import Telemetry
+from bench.machine.room import Room, exclusive_gpus, memories
 from bench.plan.cells import block_order
+from bench.plan.matrix import TURN_SECONDS, TURNS_OFF
 from bench.plan.planned import PlannedCell
 from bench.results.columns import RUN_COLUMNS
-from bench.results.csvfile import write_rows
 from bench.results.flags import Flag
 from bench.results.folder import frame
-from bench.run.findbatch import SEARCH_COLUMNS, Search, search, search_rows
-from bench.run.interrupts import Interrupted, interruptible, undisturbed
+from bench.run.attempt import Attempt, Campaign
+from bench.run.cohorts import Cohort, Company, Member, Plan, is_missing
+from bench.run.interrupts import Interrupted, interruptible
 from bench.run.job import Job, run_id
-from bench.run.launch import Outcome, launch
+from bench.run.launch import Outcome
 from bench.run.node import LocalNode
+from bench.run.pipes import can_share_floor
 from bench.run.repeats import Repeats, texts
 from bench.run.reporter import Reporter
 from bench.run.resume import Done
-from bench.run.rows import RunFacts, run_rows, step_rows
+from bench.run.rows import RunFacts, run_rows
 from bench.run.stopping import Decision, decide
 from bench.run.store import Store
+from bench.run.turns import Alternation, Dealt, one_by_one, turns_of
 from bench.wire import RunSpec
 
-Judge = Callable[[Sequence[Mapping[str, Any]]], list[Flag]]
+OOM = "oom"
 
 
 class Runner:
     """Runs a job into a store. `run` returns the exit code; the rows are in the files whatever happens."""
 
     def __init__(self, job: Job, store: Store, reporter: Reporter) -> None:
-        self.job = job
-        self.store = store
-        self.reporter = reporter
         self.done = Done(store.rows)
-        self._flops = next((row["flops_per_sample"] for row in self.done.rows if row["flops_per_sample"]), None)
+        self._node = LocalNode()
+        self._repeats = Repeats(job.matrix.repeat_disturbed, reporter.note)
+        flops = next((row["flops_per_sample"] for row in self.done.rows if row["flops_per_sample"]), None)
+        self.campaign = Campaign(job, store, reporter, self._node, self._judge, self._add, flops)
         self._begun = time.monotonic()
         self._left = 0
-        self._repeats = Repeats(job.matrix.repeat_disturbed, reporter.note)
-        self._node = LocalNode()
-        self._lost = False
+
+    @property
+    def job(self) -> Job:
+        return self.campaign.job
+
+    @property
+    def store(self) -> Store:
+        return self.campaign.store
+
+    @property
+    def reporter(self) -> Reporter:
+        return self.campaign.reporter
 
     def run(self) -> int:
         """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
@@ -86,20 +96,46 @@ class Runner:
     def _add(self, rows: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]] = ()) -> None:
         self.done.add(self.store.add(rows, steps))
 
+    def _judge(self, rows: Sequence[Mapping[str, Any]], member: Member) -> list[Flag]:
+        return self._repeats.judge(rows, repeat=member.repeat, before=member.causes)
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
     def _blocks(self) -> Decision:
+        turns_off = self._turns_off()
         block = measured = 0
         while True:
             order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
-            missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
+            company = Company(order, Baseline.parse(self.job.matrix.baseline), f"{self.job.matrix.seed}/{block}")
+            missing = [
+                Member(cell, place)
+                for place, cell in enumerate(order)
+                if is_missing(self.done, cell, block, company.baselines, turns=not turns_off)
+            ]
             self._plan(len(missing) + len(order) * max(0, self.job.matrix.blocks - block - 1))
             self._node.new_block()
-            for place, cell in missing:
-                self._one(cell, block, place)
+            plan = Plan(company, self.job.matrix.loader_workers, turns_off, self.done.next_cohort(block))
+            plan.begin(missing, begun=len(missing) < len(order))
+            while plan.waiting:
+                number, cohort = plan.take()
+                self._left = max(self._left, len(cohort.members))
+                self._cohort(plan, cohort, block, number)
             measured += bool(missing)
             decision = self._decide(block + 1, measured)
             if decision.stop or not order:
                 return decision
             block += 1
+
+    def _turns_off(self) -> str:
+        """Why no run of this campaign takes turns, "" where runs do."""
+        if self.job.matrix.turns == TURNS_OFF:
+            return "turns are off, as asked"
+        if not can_share_floor():
+            return "this system has no named pipes, by which turns are told"
+        taken = exclusive_gpus([gpu.index for gpu in self.job.facts.machine.gpus])
+        if taken:
+            return f"GPU {', '.join(map(str, taken))} admits one process only (exclusive-process mode)"
+        return ""
 
     def _decide(self, blocks_done: int, measured: int) -> Decision:
         # Blocks of an earlier session took no time of this one.
@@ -115,119 +151,97 @@ class Runner:
         self._left = runs
         self.reporter.plan(runs)
 
-    def _one(self, cell: PlannedCell, block: int, place: int) -> None:
-        """Measure a cell; again, as often as the matrix allows, where something from outside disturbed the run."""
-        first = self.done.next_attempt(cell, block)
-        causes: list[Flag] = []
-        for repeat in itertools.count():
-            judge = partial(self._repeats.judge, repeat=repeat, before=causes)
-            causes = self._attempt(cell, block, place, first + repeat, judge)
-            # What starts and watches the ranks may be lost once without the run being to blame for it.
-            again = self._lost and repeat == 0
-            if not causes and not again:
-                break
-            self._plan(self._left + 1)
-            why = f"it was disturbed: {texts(causes)}" if causes else "what had started its ranks was lost"
-            self.reporter.note(f"{cell}: measuring it again, since {why}")
+    # -- cohorts -------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, cell: PlannedCell, block: int, place: int, attempt: int, judge: Judge) -> list[Flag]:
-        """One run and its rows. Returns for what it is to be repeated."""
-        facts = RunFacts(run_id(cell, block, attempt), block, place, attempt, _now(), {}, self._flops)
-        spec = self._spec(cell, facts.run_id)
-        self.reporter.begin(str(cell), block, self.job.matrix.blocks)
-        pids: list[int] = []
-
-        def started(ranks: list[int]) -> None:
-            pids.extend(ranks)
-            self.store.note_running(facts.run_id, ranks)
-
-        gpus = [gpu.index for gpu in self.job.facts.machine.gpus[: cell["devices"]]]
-        telemetry = Telemetry(self.job.facts.machine.device_kind, gpus, lambda: list(pids))
-        recorded = False
+    def _cohort(self, plan: Plan, cohort: Cohort, block: int, number: int) -> None:
+        """Measure one cohort, and plan what of it is to be measured again."""
+        attempts = [partial(self._attempt, member, cohort, block, number) for member in cohort.members]
+        over: list[Attempt] = []
         try:
-            with telemetry:
-                outcome = launch(
-                    spec,
-                    node=self._node,
-                    on_progress=lambda beats: self.reporter.beats(beats, spec.steps),
-                    on_start=started,
-                )
-            self._lost = outcome.lost
-            # From here to its row a run is not interrupted any more: it would be neither measured nor missing.
-            with undisturbed():
-                recorded = True
-                causes = self._record(cell, facts, outcome, telemetry.result(), judge)
-                self._tidy(Path(spec.folder))
-                return causes
-        except Interrupted as signal:
-            if not recorded:
-                self._add(run_rows(self.job.facts, cell, facts, Outcome(INTERRUPTED, f"ended by {signal.name}")))
-                self.store.note_idle()
-                self._tidy(Path(spec.folder))
-            raise
+            if cohort.turns:
+                over = self._side_by_side(plan, cohort, attempts, f"{self.job.matrix.seed}/{block}/{number}")
+            else:
+                for attempt in one_by_one(self._node, attempts, again=self._again):
+                    over.append(attempt)
+        finally:
+            self._left -= len(over)
+        self._measure_again(plan, over)
 
-    def _record(
-        self, cell: PlannedCell, facts: RunFacts, outcome: Outcome, telemetry: dict[str, Any], judge: Judge
-    ) -> list[Flag]:
-        if outcome.measurement and outcome.measurement.flops_per_sample:
-            self._flops = outcome.measurement.flops_per_sample
-        facts = replace(facts, telemetry=telemetry, flops_per_sample=self._flops)
-        rows = run_rows(self.job.facts, cell, facts, outcome)
-        causes = judge(rows)
-        rows = [row | {"repeated_for": texts(causes)} for row in rows]
-        self._add(rows, step_rows(facts.run_id, outcome.measurement))
-        self.store.note_idle()
-        self._left -= 1
-        self.reporter.end(str(cell), result_line(rows))
-        return causes
+    def _side_by_side(
+        self, plan: Plan, cohort: Cohort, attempts: Sequence[Callable[[], Attempt]], seed: str
+    ) -> list[Attempt]:
+        gpus = [gpu.index for gpu in self.job.facts.machine.gpus]
+        room = Room(lambda: memories(gpus))
+        alternation = Alternation(self._node, seed=seed, deal=self._deal, again=self._again, room=room)
+        admitted, why = alternation.measure(attempts)
+        plan.left_over([member for member in cohort.members[admitted:] if not member.company], why)
+        return alternation.over
 
-    def find_batches(self) -> list[str]:
-        """Search each cell's largest batch per part, write batch_search.csv, and say what was found, a line a cell."""
-        lines, rows = [], []
-        with interruptible(), self._node:
-            lines += [f"{cell}: {cell.status}: {cell.reason}" for cell in self.job.cells if cell.status]
-            cells = [cell for cell in self.job.cells if not cell.status and cell["role"] == MEASURE]
-            self.reporter.plan(len(cells))
-            for cell in cells:
-                self.reporter.begin(str(cell), 0, 1)
-                found = self._find_batch(cell)
-                rows += search_rows(cell, found)
-                result = f"{found.largest or 'no'} samples per part, bounded by {found.bounded_by}"
-                lines.append(f"{cell}: {result}")
-                self.reporter.end(str(cell), result)
-                write_rows(self.store.folder / "batch_search.csv", SEARCH_COLUMNS, rows)
-        return lines
+    def _attempt(self, member: Member, cohort: Cohort, block: int, number: int) -> Attempt:
+        attempt = 1 if member.company else self.done.next_attempt(member.cell, block)
+        name = run_id(member.cell, block, attempt, number)
+        facts = RunFacts(name, block, member.place, attempt, _now(), number, member.reason or cohort.reason)
+        return Attempt(self.campaign, member, facts, self._spec(member.cell, name, turns=cohort.turns))
 
-    def _find_batch(self, cell: PlannedCell) -> Search:
-        plan = cell.spec.plan
+    def _deal(self, live: Sequence[Attempt]) -> Dealt:
+        """How the steps of these runs, which are all warm, are dealt."""
+        facts, matrix = self.job.facts, self.job.matrix
+        steps = {attempt.facts.run_id: facts.timed_steps(attempt.member.cell) for attempt in live}
+        known = [
+            attempt.step_seconds * steps[attempt.facts.run_id] for attempt in live if attempt.step_seconds is not None
+        ]
+        asked = matrix.turns if isinstance(matrix.turns, float) else TURN_SECONDS[facts.machine.device_kind]
+        turns = turns_of(known if len(known) == len(live) else [], steps.values(), turn_seconds=asked)
+        return Dealt(
+            turns,
+            lambda attempt: steps[attempt.facts.run_id],
+            lambda attempt: facts.whole_epoch(attempt.member.cell),
+        )
 
-        def attempt(batch: int) -> Outcome:
-            tried = cell.changed(batch_global=batch * plan.parts)
-            # Two epochs of one step: the second has the optimizer's state and the activations alive together.
-            spec = replace(self._spec(tried, f"find-{run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
-            spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False)
-            try:
-                return launch(spec, node=self._node, on_start=partial(self.store.note_running, spec.run_id))
-            finally:
-                self.store.note_idle()
-                self._tidy(Path(spec.folder))
+    def _again(self, attempt: Attempt, outcome: Outcome) -> str:
+        """Why a run is measured again that failed for no fault of its own, "" where it is not."""
+        if attempt.member.repeat:
+            return ""
+        if outcome.lost:
+            return "what had started its ranks was lost"
+        if outcome.status == OOM and attempt.spec.turns:
+            return "it ran out of memory beside other runs"
+        return ""
 
-        limit = self.job.facts.data.train_count // plan.parts
-        return search(attempt, start=cell.spec.batch_per_part, limit=limit, multiple=cell["accumulate"])
+    def _measure_again(self, plan: Plan, over: Sequence[Attempt]) -> None:
+        disturbed: list[Member] = []
+        lost: list[Member] = []
+        full: list[Member] = []
+        for attempt in over:
+            assert attempt.outcome is not None
+            if not attempt.causes and not self._again(attempt, attempt.outcome):
+                continue
+            member = replace(attempt.member, repeat=attempt.member.repeat + 1, causes=tuple(attempt.causes))
+            (disturbed if attempt.causes else lost if attempt.outcome.lost else full).append(member)
+            why = (
+                f"it was disturbed: {texts(attempt.causes)}"
+                if attempt.causes
+                else self._again(attempt, attempt.outcome)
+            )
+            self.reporter.note(f"{attempt}: measuring it again, since {why}")
+        if any(plan.company.baseline.matches(member.cell) for member in disturbed):
+            # All others were compared with it.
+            again = {member.cell.key for member in disturbed}
+            disturbed += [
+                replace(attempt.member, repeat=attempt.member.repeat + 1)
+                for attempt in over
+                if attempt.member.cell.key not in again and attempt.outcome and attempt.outcome.status == OK
+            ]
+        self._left += len(disturbed) + len(lost) + len(full)
+        self.reporter.plan(self._left)
+        plan.again(disturbed, "something disturbed it")
+        plan.again(lost, "what had started its ranks was lost")
+        plan.alone(full, "it ran out of memory beside other runs")
 
-    def _spec(self, cell: PlannedCell, name: str) -> RunSpec:
+    def _spec(self, cell: PlannedCell, name: str, *, turns: bool = False) -> RunSpec:
         folder = (self.store.folder / "logs" / name).resolve()
-        return self.job.run_spec(cell, name, folder=folder, count_flops=self._flops is None)
-
-    def _tidy(self, folder: Path) -> None:
-        """Leave of a run's folder what a person may read: the ranks' output and accounts, without private words."""
-        for name in ("heartbeat", "rendezvous"):
-            (folder / name).unlink(missing_ok=True)
-        for path in folder.glob("*.log"):
-            if path.stat().st_size == 0:
-                path.unlink()
-        # Not before the ranks have ended: they read what they were told, and paths are part of it.
-        self.store.scrub_files(folder)
+        count = self.campaign.flops is None
+        return self.job.run_spec(cell, name, folder=folder, count_flops=count, turns=turns)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]], *, baseline: str) -> int:
@@ -243,16 +257,6 @@ def exit_code(rows: Sequence[Mapping[str, Any]], *, baseline: str) -> int:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def result_line(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One run's result in a line."""
-    last = rows[-1]
-    if last["status"] != OK:
-        return f"{last['status']}: {last['reason']}"
-    rate = f"{last['samples_per_second']:.1f} samples/s, epoch {last['epoch_seconds']:.4g} s"
-    accuracy = last.get("test_accuracy")
-    return rate if accuracy is None else f"{rate}, test accuracy {accuracy:.1%}"
 
 
 def measure(job: Job, store: Store, reporter: Reporter) -> int:

@@ -7,11 +7,21 @@ gap. Each try is one step in fresh processes, since memory that a failed try hel
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
+from bench.factors import MEASURE
 from bench.plan.planned import PlannedCell
 from bench.results.columns import Column
-from bench.run.launch import Outcome
+from bench.results.csvfile import write_rows
+from bench.run.attempt import tidy
+from bench.run.interrupts import interruptible
+from bench.run.job import Job, run_id
+from bench.run.launch import Outcome, launch
+from bench.run.node import LocalNode
+from bench.run.reporter import Reporter
+from bench.run.store import Store
 from bench.run.verdict import SIGKILL
 
 SEARCH_COLUMNS = (
@@ -90,3 +100,47 @@ def search_rows(cell: PlannedCell, found: Search) -> list[dict[str, object]]:
         }
         for batch, outcome in found.tries
     ]
+
+
+def find_batches(job: Job, store: Store, reporter: Reporter) -> list[str]:
+    """Search each cell's largest batch per part, write batch_search.csv, and say what was found, a line a cell."""
+    lines, rows = [], []
+    with interruptible(), LocalNode() as node:
+        lines += [f"{cell}: {cell.status}: {cell.reason}" for cell in job.cells if cell.status]
+        cells = [cell for cell in job.cells if not cell.status and cell["role"] == MEASURE]
+        reporter.plan(len(cells))
+        for cell in cells:
+            reporter.begin(str(cell), 0, 1)
+            found = _find_batch(job, store, node, cell)
+            rows += search_rows(cell, found)
+            result = f"{found.largest or 'no'} samples per part, bounded by {found.bounded_by}"
+            lines.append(f"{cell}: {result}")
+            reporter.end(str(cell), result)
+            write_rows(store.folder / "batch_search.csv", SEARCH_COLUMNS, rows)
+    return lines
+
+
+def _find_batch(job: Job, store: Store, node: LocalNode, cell: PlannedCell) -> Search:
+    plan = cell.spec.plan
+
+    def attempt(batch: int) -> Outcome:
+        tried = cell.changed(batch_global=batch * plan.parts)
+        name = f"find-{run_id(tried, 0, 1)}"
+        folder = (store.folder / "logs" / name).resolve()
+        # Two epochs of one step: the second has the optimizer's state and the activations alive together.
+        spec = replace(
+            job.run_spec(tried, name, folder=folder, count_flops=False),
+            steps=1,
+            warmup_steps=1,
+            epochs=2,
+            whole_epoch=False,
+            checkpoint="",
+        )
+        try:
+            return launch(spec, node=node, on_start=partial(store.note_running, name))
+        finally:
+            store.note_ended(name)
+            tidy(store, Path(spec.folder))
+
+    limit = job.facts.data.train_count // plan.parts
+    return search(attempt, start=cell.spec.batch_per_part, limit=limit, multiple=cell["accumulate"])

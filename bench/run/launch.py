@@ -125,7 +125,7 @@ class Watched:
     @property
     def pids(self) -> list[int]:
         """Those of all ranks, once all have begun; before, none."""
-        return list(self.run.pids.values()) if self.run.started else []
+        return list(self._run.pids.values()) if self._run is not None and self._run.started else []
 
     @property
     def waits(self) -> str:
@@ -191,7 +191,7 @@ class Watched:
 
     def _timed_out(self, codes: dict[int, int | None]) -> Outcome:
         if self._closed():
-            return judge(codes, self._spec)
+            return judge(codes, self.spec)
         beats = self.beats()
         stacks = self._stacks([beat.rank for beat in beats if beat.nanoseconds and codes.get(beat.rank) is None])
         return Outcome("timeout", timeout_reason(beats, self.spec.timeout_seconds, stacks))

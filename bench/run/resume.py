@@ -49,7 +49,8 @@ class Done:
             known = self._last.setdefault((cell_key(row), block), {})
             if attempt >= known.get(cohort, (0, False))[0]:
                 known[cohort] = (attempt, row["status"] != INTERRUPTED and not row["repeated_for"])
-            self._cohorts[block] = max(cohort + 1, self._cohorts.get(block, 0))
+            if row["cohort"] is not None:
+                self._cohorts[block] = max(cohort + 1, self._cohorts.get(block, 0))
 
     def finished(self, cell: PlannedCell, block: int) -> bool:
         """Whether this cell was measured in this block: an attempt at it neither interrupted nor to be repeated."""

@@ -48,14 +48,14 @@ class CampaignFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the rows of one run share."""
+    """What the rows of one run share. `cohort` is None for a cell that has no run."""
 
     run_id: str
     block: int
     order_in_block: int
     attempt: int
     utc_start: str
-    cohort: int = 0
+    cohort: int | None = None
     cohort_reason: str = ""
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None

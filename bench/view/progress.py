@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from bench.heartbeat import Beat
 from bench.run.reporter import Reporter, duration
@@ -64,7 +64,10 @@ class Quiet:
     def begin(self, name: str, block: int, blocks: int) -> None:
         pass
 
-    def beats(self, beats: list[Beat], timed_steps: int) -> None:
+    def beats(self, name: str, beats: list[Beat], timed_steps: int) -> None:
+        pass
+
+    def waits(self, name: str, what: str) -> None:
         pass
 
     def end(self, name: str, result: str) -> None:
@@ -97,7 +100,10 @@ class Lines(Quiet):
 
 
 class Live(Quiet):
-    """A bar with cell, block, step and the time left by the speed so far; results scroll above it."""
+    """A bar of the campaign with the time left by the speed so far, and below it a line for each run that is alive.
+
+    Results scroll above it.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = lasting(console)
@@ -105,7 +111,6 @@ class Live(Quiet):
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False),
             console=self._console,
             transient=True,
@@ -115,7 +120,7 @@ class Live(Quiet):
         self._begun = time.monotonic()
         self._done = 0
         self._runs = 0
-        self._name = ""
+        self._live: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -134,27 +139,39 @@ class Live(Quiet):
 
     def plan(self, runs: int) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("starting", total=runs, left="")
+            self._task = self._progress.add_task("runs", total=runs, left="")
             self._begun = time.monotonic()
         self._runs = self._done + runs
         self._progress.update(self._task, total=self._runs)
 
     def begin(self, name: str, block: int, blocks: int) -> None:
-        self._name = f"{name}  block {block + 1}" + (f"/{blocks}" if blocks else "")
-        self._show("starting")
-
-    def _show(self, what: str) -> None:
         if self._task is not None:
-            self._progress.update(self._task, description=f"{self._name}  {what}")
+            of = f"/{blocks}" if blocks else ""
+            self._progress.update(self._task, description=f"runs, block {block + 1}{of}")
+        self._forget(name)
+        self._live[name] = self._progress.add_task(f"  {name}", total=None, left="starting")
 
-    def beats(self, beats: list[Beat], timed_steps: int) -> None:
-        if beats:
-            slowest = min(beats, key=lambda beat: beat.nanoseconds)
-            self._show(f"{slowest.phase} {slowest.step}/{timed_steps}" if slowest.phase == "timed" else slowest.phase)
+    def beats(self, name: str, beats: list[Beat], timed_steps: int) -> None:
+        if not beats or name not in self._live:
+            return
+        slowest = min(beats, key=lambda beat: beat.nanoseconds)
+        task = self._live[name]
+        self._progress.update(task, left=slowest.phase)
+        if slowest.phase == "timed":
+            self._progress.update(task, completed=slowest.step, total=timed_steps or None)
+
+    def waits(self, name: str, what: str) -> None:
+        if name in self._live:
+            self._progress.update(self._live[name], left="waits for its turn")
+
+    def _forget(self, name: str) -> None:
+        if name in self._live:
+            self._progress.remove_task(self._live.pop(name))
 
     def end(self, name: str, result: str) -> None:
         self._done += 1
         self.note(f"{name}: {result}")
+        self._forget(name)
         if self._task is not None:
             left = (time.monotonic() - self._begun) / self._done * (self._runs - self._done)
             self._progress.update(self._task, completed=self._done, left=f"about {duration(left)} left")
