@@ -133,8 +133,8 @@ def rows(folder: Path, name: str = "runs.csv") -> list[dict[str, str]]:
 
 
 def by_strategy(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows by strategy; every strategy has exactly one."""
-    found = rows(folder)
+    """The rows by strategy, of attempts that were not repeated; every strategy has exactly one."""
+    found = [row for row in rows(folder) if not row["repeated_for"]]
     table = {row["strategy"]: row for row in found}
     assert len(table) == len(found), "a strategy has more than one row"
     return table

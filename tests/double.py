@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.floor import Floor
 from bench.wire import Measurement, RunSpec
 from bench.worker import build
 from bench.worker.life import live
@@ -224,7 +225,7 @@ def live_together(monkeypatch: pytest.MonkeyPatch, spec: RunSpec, scripts: list[
         here.script = scripts[number]
         rank = Met(spec, number, len(scripts), (torch.device("cpu"),))
         rank.meeting = meeting
-        return live(spec, rank, Silent(), 0.5)  # type: ignore[arg-type]
+        return live(spec, rank, Silent(), 0.5, Floor(spec.run_id, number))  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(len(scripts)) as pool:
         found = [pool.submit(life, number) for number in range(len(scripts))]

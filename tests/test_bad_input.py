@@ -16,7 +16,7 @@ from bench.cli import main
 from bench.data import preparation
 from bench.data.download import DownloadFailed
 from bench.machine import gpus, host
-from bench.run import campaign
+from bench.run import attempt
 from bench.run import prepare as preparing
 
 TOY = ("--workload", "toy", "--dataset", "synthetic", "--data-root", "data")
@@ -34,7 +34,7 @@ def bench(tmp_path, monkeypatch, capsys):
         raise DownloadFailed("no network here")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(campaign, "launch", never)
+    monkeypatch.setattr(attempt, "Watched", never)
     monkeypatch.setattr(preparation, "download", offline)
     monkeypatch.setattr(homes.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
     monkeypatch.setattr(gpus, "query_gpus", lambda *_: ((), "no NVIDIA driver answers"))

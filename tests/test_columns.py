@@ -172,7 +172,7 @@ def test_a_message_with_commas_quotes_and_newlines_is_one_cell_on_one_line():
 
 
 def test_a_key_that_is_no_column_does_not_shift_the_others():
-    assert encode_rows(STEP_COLUMNS, [{"rank": 1, "unknown": 9}]) == ",1,,,,\n"
+    assert encode_rows(STEP_COLUMNS, [{"rank": 1, "unknown": 9}]) == ",1,,,,,\n"
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_appending_makes_the_file_with_its_header_and_then_adds(tmp_path):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (names(STEP_COLUMNS)[:-1], "missing data_wait_seconds"),
+        (names(STEP_COLUMNS)[1:], "missing run_id"),
         ([*names(STEP_COLUMNS), "mood"], "unknown mood"),
         (names(STEP_COLUMNS)[::-1], "other order"),
         ([], "empty file"),
@@ -273,13 +273,15 @@ def test_a_failed_rewrite_leaves_the_old_file_and_no_other(tmp_path, monkeypatch
 
 def test_columns_added_by_hand_and_other_line_ends_are_accepted(tmp_path):
     path = tmp_path / "steps.csv"
-    path.write_text("note," + ",".join(names(STEP_COLUMNS)) + "\r\nmine,r,0,1,4,0.5,\r\n", encoding="utf-8", newline="")
+    path.write_text(
+        "note," + ",".join(names(STEP_COLUMNS)) + "\r\nmine,r,0,1,4,0.5,,\r\n", encoding="utf-8", newline=""
+    )
     assert numbers_in(path) == [4]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
     path = tmp_path / "steps.csv"
-    path.write_text("\ufeff" + ",".join(names(STEP_COLUMNS)) + "\nr,0,1,4,0.5,\n", encoding="utf-8")
+    path.write_text("\ufeff" + ",".join(names(STEP_COLUMNS)) + "\nr,0,1,4,0.5,,\n", encoding="utf-8")
     assert numbers_in(path) == [4]
 
 
@@ -289,7 +291,7 @@ def test_a_file_without_them_cannot_be_continued(tmp_path):
     write_rows(path, older, [])
     before = path.read_bytes()
     with pytest.raises(
-        UserError, match=r"is of an earlier version of the suite \(it lacks same_work, .*comm_trace_seconds, .*not cont"
+        UserError, match=r"is of an earlier version of the suite \(it lacks cohort, .*comm_trace_seconds, .*not cont"
     ):
         append_rows(path, RUN_COLUMNS, [{"run_id": "r"}])
     assert path.read_bytes() == before
@@ -323,7 +325,7 @@ def test_a_column_that_was_renamed_is_read_by_its_former_name(tmp_path):
     [
         (b"", "is empty"),
         (b"run_id,rank\nr,0\n", "lacks the columns epoch, step"),
-        (",".join(names(STEP_COLUMNS)).encode() + b"\nr,0\n", "line 2: 2 values for 6 columns"),
+        (",".join(names(STEP_COLUMNS)).encode() + b"\nr,0\n", "line 2: 2 values for 7 columns"),
         (b"\xff\xfe\n", "is not UTF-8 text"),
     ],
 )

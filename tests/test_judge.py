@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import fake_runs
 from generated import failed, row, table
 from planned import planned
 from test_rows import epoch, facts, measurement
@@ -17,7 +18,6 @@ from bench.results.cells import judged_cells, judged_runs
 from bench.results.columns import RUN_COLUMNS
 from bench.results.csvfile import read_rows
 from bench.results.summary import campaign_summary
-from bench.run import campaign
 from bench.run.campaign import Runner, exit_code
 from bench.run.job import Job
 from bench.run.launch import Outcome
@@ -47,15 +47,7 @@ def order_of(folder: Path) -> list[str]:
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *, loss: float, seed: int, blocks: int = 1) -> int:
     """The exit code of a campaign of `single` and `ddp` whose runs are made up."""
 
-    class NoTelemetry:
-        def __init__(self, *_: Any) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: Any) -> None: ...
-        def result(self) -> dict[str, Any]:
-            return {}
-
-    monkeypatch.setattr(campaign, "Telemetry", NoTelemetry)
-    monkeypatch.setattr(campaign, "launch", lambda spec, **_: measured(spec, loss=loss))
+    fake_runs(monkeypatch, lambda spec: [measured(spec, loss=loss)])
     matrix = Matrix("m", (Group(strategies=("single", "ddp")),), seed=seed, blocks=blocks)
     store = Store(folder)
     try:
@@ -81,6 +73,7 @@ def test_the_exit_code_is_the_table_s_whichever_cell_ran_first(
 ) -> None:
     """A loss of 9 where the baseline has 2 is outside the band of a quarter."""
     assert run(tmp_path, monkeypatch, loss=loss, seed=seed_with(first)) == code
+    # They are over in the order in which they were started.
     assert order_of(tmp_path)[0] == first
     summary = campaign_summary(tmp_path).set_index("strategy")
     assert (summary["status"]["single"], summary["status"]["ddp"]) == ("ok", status)
@@ -91,7 +84,7 @@ def test_the_exit_code_is_the_table_s_whichever_cell_ran_first(
 def test_a_resumed_campaign_ends_with_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(tmp_path, monkeypatch, loss=9.0, seed=0) == 1
     # Nothing is missing, so nothing runs: the verdict is of what stands in the file.
-    monkeypatch.setattr(campaign, "launch", lambda *_, **__: pytest.fail("measured again"))
+    fake_runs(monkeypatch, lambda spec: pytest.fail("measured again"))
     store = Store(tmp_path)
     try:
         matrix = Matrix("m", (Group(strategies=("single", "ddp")),), seed=0, blocks=1)

@@ -11,7 +11,19 @@ from bench.cli import RUN_OPTIONS, app
 from bench.errors import UserError
 from bench.factors import FACTORS, MATRIX_FACTORS
 from bench.plan.matrix import GROUP_DEFAULTS, GROUP_KEYS, TOP_KEYS, Matrix
-from bench.plan.options import PANELS, Option, Wrong, from_words, list_of, one_of, reader_of, whole, whole_or
+from bench.plan.options import (
+    PANELS,
+    Option,
+    Wrong,
+    from_words,
+    list_of,
+    one_of,
+    reader_of,
+    seconds,
+    seconds_or,
+    whole,
+    whole_or,
+)
 from bench.run.request import Request
 
 BY_NAME = {known.name: known for known in RUN_OPTIONS}
@@ -113,7 +125,13 @@ def test_a_switch_that_says_no_is_false_and_one_that_is_not_given_is_nothing():
     ("reader", "right", "wrong"),
     [
         (whole(1, 9), [(1, 1), (9, 9)], [0, 10, True, 1.0, "1"]),
-        (whole_or("auto", 0), [("auto", 0), (3, 3)], [0, "x", True]),
+        (whole_or({"auto": 0}), [("auto", 0), (3, 3)], [0, "x", True, []]),
+        (
+            seconds,
+            [(90, 90.0), ("90", 90.0), ("2s", 2.0), ("1h30m", 5400.0), ("1.5 min", 90.0)],
+            [0, "", "0", "x", "5 5"],
+        ),
+        (seconds_or("off"), [("off", "off"), ("0.5", 0.5)], ["on", -1]),
         (one_of("a", "b"), [("a", "a")], ["c", 1]),
         (list_of(whole(1)), [(2, (2,)), ([2, 1, 2], (2, 1))], [[], [0], "2"]),
         (reader_of(FACTOR["devices"]), [("auto", ()), ([1], (1,))], ["two", 0]),

@@ -47,7 +47,7 @@ def a_campaign(reporter):
         reporter.plan(2)
         for name in ("single@1 fp32", "ddp@2 fp32"):
             reporter.begin(name, 0, 1)
-            reporter.beats([], 3)
+            reporter.beats(name, [], 3)
             reporter.end(name, "100.0 samples/s, epoch 500 s")
 
 
@@ -149,20 +149,32 @@ def live():
 
 
 def shown(reporter):
-    """Description, done, total and time left of the one task."""
-    (task,) = reporter._progress.tasks
+    """Description, done, total and time left of the campaign's own line."""
+    task = reporter._progress.tasks[0]
     return task.description, task.completed, task.total, task.fields["left"]
 
 
-def test_the_bar_counts_runs_and_names_the_slowest_ranks_step(live):
+def shown_runs(reporter):
+    """Description, steps done and due, and what it does, of each run that is alive."""
+    return [
+        (task.description.strip(), task.completed, task.total, task.fields["left"])
+        for task in reporter._progress.tasks[1:]
+    ]
+
+
+def test_every_run_that_is_alive_has_a_line_with_its_slowest_ranks_step(live):
     reporter, _ = live
     reporter.plan(4)
     reporter.begin("ddp@2 fp32", 1, 3)
-    assert shown(reporter)[:3] == ("ddp@2 fp32  block 2/3  starting", 0, 4)
-    reporter.beats([Beat(0, "timed", 9, 2_000), Beat(1, "timed", 7, 1_000)], 20)
-    assert shown(reporter)[0] == "ddp@2 fp32  block 2/3  timed 7/20"
-    reporter.beats([Beat(0, "timed", 9, 2_000), Beat(1, "warmup", 1, 1_000)], 20)
-    assert shown(reporter)[0] == "ddp@2 fp32  block 2/3  warmup"
+    assert shown(reporter)[:3] == ("runs, block 2/3", 0, 4)
+    reporter.begin("single@1 fp32", 1, 3)
+    reporter.beats("ddp@2 fp32", [Beat(0, "timed", 9, 2_000), Beat(1, "timed", 7, 1_000)], 20)
+    assert shown_runs(reporter) == [("ddp@2 fp32", 7, 20, "timed"), ("single@1 fp32", 0, None, "starting")]
+    reporter.waits("ddp@2 fp32", "turn")
+    reporter.beats("single@1 fp32", [Beat(0, "timed", 9, 2_000), Beat(1, "warmup", 1, 1_000)], 20)
+    assert shown_runs(reporter) == [("ddp@2 fp32", 7, 20, "waits for its turn"), ("single@1 fp32", 0, None, "warmup")]
+    reporter.end("ddp@2 fp32", "ok")
+    assert [name for name, *_ in shown_runs(reporter)] == ["single@1 fp32"]
 
 
 def test_the_time_left_is_by_the_speed_so_far(live, monkeypatch):
@@ -180,7 +192,7 @@ def test_automatic_blocks_are_counted_without_a_total(live):
     reporter, _ = live
     reporter.plan(1)
     reporter.begin("ddp@2", 4, 0)
-    assert shown(reporter)[0] == "ddp@2  block 5  starting"
+    assert shown(reporter)[0] == "runs, block 5"
 
 
 def test_a_download_has_a_bar_of_its_own_until_it_is_complete(live):

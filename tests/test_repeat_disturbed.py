@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import fake_runs
 from test_rows import CELL, epoch, facts, measurement
 
 from bench.factors import Baseline
@@ -17,7 +17,6 @@ from bench.results.csvfile import read_rows, write_rows
 from bench.results.flags import disturbances
 from bench.results.folder import Campaign, read_runs
 from bench.results.summary import campaign_summary
-from bench.run import campaign
 from bench.run.campaign import Runner
 from bench.run.job import Job
 from bench.run.launch import Outcome
@@ -25,27 +24,10 @@ from bench.run.repeats import LASTING
 from bench.run.resume import Done
 from bench.run.store import Store
 from bench.view.progress import Quiet
+from bench.wire import RunSpec
 
 CALM: dict[str, Any] = {"foreign_cpu_fraction": 0.01}
 BUSY: dict[str, Any] = {"foreign_cpu_fraction": 0.4}
-
-
-class FakeTelemetry:
-    """Gives each run the next of the prepared readings."""
-
-    readings: Iterator[dict[str, Any]]
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> FakeTelemetry:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def result(self) -> dict[str, Any]:
-        return next(self.readings)
 
 
 def disturbed_campaign(
@@ -57,22 +39,21 @@ def disturbed_campaign(
     outcome: Outcome | None = None,
 ) -> list[dict[str, Any]]:
     """The rows of one cell whose runs meet these readings; every prepared reading is used."""
-    FakeTelemetry.readings = iter(readings)
     seconds = iter(range(1, 20))
 
-    def launch(*_: Any, **__: Any) -> Outcome:
+    def life(_: RunSpec) -> list[Outcome]:
         # Each attempt is slower than the one before: the rule does not look at speed.
-        return outcome or Outcome("ok", measurement=measurement(epoch(timed_seconds=[float(next(seconds))] * 2)))
+        shape = {"timed_seconds": [float(next(seconds))] * 2}
+        return [outcome or Outcome("ok", measurement=measurement(epoch(**shape)))]
 
-    monkeypatch.setattr(campaign, "Telemetry", FakeTelemetry)
-    monkeypatch.setattr(campaign, "launch", launch)
+    _, left = fake_runs(monkeypatch, life, readings)
     matrix = Matrix("m", (Group(strategies=("ddp",), devices=(2,)),), repeat_disturbed=repeat, blocks=blocks)
     store = Store(folder)
     try:
         Runner(Job(matrix, [CELL], facts(), {}, "bench run"), store, Quiet()).run()
     finally:
         store.close()
-    assert list(FakeTelemetry.readings) == []
+    assert list(left) == []
     return read_rows(folder / "runs.csv", RUN_COLUMNS)
 
 

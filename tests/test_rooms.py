@@ -9,7 +9,7 @@ import bench
 
 BENCH = Path(bench.__file__).parent
 LINES = (
-    ("errors", "factors", "files", "homes", "checked", "wire", "lines", "kinship", "heartbeat", "checkpoint"),
+    ("errors", "factors", "files", "homes", "checked", "wire", "lines", "kinship", "heartbeat", "floor", "checkpoint"),
     ("workloads", "data", "machine"),
     ("plan", "results"),
     ("run",),

@@ -14,7 +14,7 @@ from bench.machine.detect import Machine
 from bench.results.columns import RUN_COLUMNS, STEP_COLUMNS, names
 from bench.results.csvfile import encode_rows, read_rows, write_rows
 from bench.run.launch import Outcome
-from bench.run.rows import CampaignFacts, RunFacts, percentile, run_rows, step_maxima, step_rows, throughput
+from bench.run.rows import CampaignFacts, RunFacts, percentile, run_rows, step_maxima, step_rows
 from bench.wire import EpochMeasurement, Measurement
 
 CELL = planned("ddp", 2, batch_global=100, uses_process_group=True)
@@ -83,9 +83,19 @@ def rows_of(*epochs, cell=CELL, run=RUN, of=None, status="ok", **changes):
     return run_rows(of or facts(), cell, run, Outcome(status, measurement=measurement(*epochs, **changes)))
 
 
-def test_throughput_is_all_samples_over_the_slowest_rank():
-    """Ranks of 1 s and 2 s with 100 samples each: 200 samples / 2 s."""
-    assert throughput(200, [1.0, 2.0]) == 100.0
+def test_a_run_s_time_is_the_sum_over_its_turns_of_the_slowest_rank_in_each():
+    """Turns of 0.4 and 0.6 s on rank 0, 0.3 and 0.8 s on rank 1: 0.4 + 0.8 s for 200 samples."""
+    turns = {"turn_seconds": [[0.4, 0.6], [0.3, 0.8]], "turn_steps": [1, 1], "timed_seconds": [1.0, 1.1]}
+    (row,) = rows_of(epoch(**turns))
+    assert (row["timed_seconds"], row["turns"]) == (pytest.approx(1.2), 2)
+    assert row["samples_per_second"] == pytest.approx(200 / 1.2)
+    steps = step_rows("r", measurement(epoch(**turns)))
+    assert [(step["rank"], step["step"], step["turn"]) for step in steps] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 1, 1),
+    ]
 
 
 def test_the_row_of_two_ranks_of_one_and_two_seconds():

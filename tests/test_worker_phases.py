@@ -13,6 +13,7 @@ from double import HOOKS, Script, Silent, live_together, make_double, use
 from torch import nn
 
 from bench.checkpoint import read_checkpoint
+from bench.floor import Floor
 from bench.run.gates import PASSED, run_gate
 from bench.wire import RunSpec, measurement_path
 from bench.worker import evaluate as evaluation
@@ -92,7 +93,7 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
     assert first_step_seconds is not None
     assert (script.steps, run.start) == (0, {})
 
-    timed = timed_epoch(run, 1, Silent())
+    timed = timed_epoch(run, 1, Silent(), Floor("r", 0))
     assert called() == ["parameter_sample", "epoch", *STEP * 4, "epoch is left"]
     assert (timed.samples, [float(loss) for loss in timed.losses]) == ([16] * 4, [10.0, 9.0, 8.0, 7.0])
     measured = gather_epoch(run, 1, timed)
@@ -145,7 +146,7 @@ def test_a_breakdown_goes_back_to_where_the_epoch_ended(
     use(monkeypatch, lambda: make_double(script))
     told = epoch_spec(tmp_path / "run", arrays, role="breakdown", steps=2)
     run = build_run(told, Rank(told, 0, 1, CPU))
-    timed = timed_epoch(run, 1, Silent())
+    timed = timed_epoch(run, 1, Silent(), Floor("r", 0))
     script.calls.clear()
     found = communication(run, 1, timed.timing)
     stretch = ["epoch", *STEP * 2, "epoch is left"]

@@ -206,9 +206,9 @@ STEP_COLUMNS = _columns(
     ("rank", "int", "", "as in torch.distributed"),
     ("epoch", "int", "", "from 1"),
     ("step", "int", "", "timed step, from 0"),
-    Column("turn", "int", "", "turn in which it was timed, from 0", added=True),
     ("seconds", "float", "s", "the whole step, waiting for data included"),
     ("data_wait_seconds", "float", "s", "the part of it spent waiting for the batch"),
+    Column("turn", "int", "", "turn in which it was timed, from 0", added=True),
 )
 
 SUMMARY_COLUMNS = _columns(

@@ -114,8 +114,9 @@ class Runner:
             ]
             self._plan(len(missing) + len(order) * max(0, self.job.matrix.blocks - block - 1))
             self._node.new_block()
-            plan = Plan(company, self.job.matrix.loader_workers, turns_off, self.done.next_cohort(block))
-            plan.begin(missing, begun=len(missing) < len(order))
+            first = self.done.next_cohort(block)
+            plan = Plan(company, self.job.matrix.loader_workers, turns_off, first)
+            plan.begin(missing, begun=first > 0)
             while plan.waiting:
                 number, cohort = plan.take()
                 self._left = max(self._left, len(cohort.members))

@@ -135,7 +135,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         epoch=epoch,
         timed_seconds=[timing.total for timing in timings],
         turn_seconds=[timing.turns for timing in timings],
-        turn_steps=list(run.turns),
+        turn_steps=list(run.turns) or [run.spec.steps],
         step_seconds=[timing.steps for timing in timings],
         data_wait=[timing.data_wait for timing in timings],
         samples=[rank["samples"] for rank in ranks],

@@ -38,7 +38,7 @@ class RunState:
     warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
     restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
-    turns: how many timed steps each turn has.
+    turns: how many timed steps each turn has; empty where all are one turn.
     """
 
     spec: RunSpec
