@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterable
@@ -138,7 +137,7 @@ def test_a_run_waits_when_all_its_ranks_do_and_goes_on_with_what_it_is_told() ->
         assert told == {0: {"turns": 3}, 1: {"turns": 3}}
         folder = Path(places[0]["STRATEGYBENCH_SAYS"]).parent
         pipes.forget("r")
-        assert os.listdir(folder) == ["says"]
+        assert [path.name for path in folder.iterdir()] == ["says"]
     finally:
         pipes.close()
     assert not folder.exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.factors import Baseline
-from bench.plan.matrix import Matrix
+from bench.plan.matrix import AUTO, Matrix
 from bench.plan.planned import PlannedCell, shown
 from bench.workloads import WorkloadEntry
 from strategies import Registry, RegistryError, StrategyEntry
@@ -88,6 +88,19 @@ def _check(cell: PlannedCell, matrix: Matrix, *, workload: WorkloadEntry, train_
                 f"use fewer, or {'--epochs for more training' if option == '--steps' else 'a smaller --batch'}",
                 keys=(option.removeprefix("--").replace("-", "_"),),
             )
+
+
+def check_times(matrix: Matrix) -> None:
+    """Raise UserError where steps are left to the suite and it has nothing to choose them by."""
+    if matrix.steps != AUTO:
+        return
+    if matrix.time_target is None:
+        raise UserError("--steps auto follows from a time; give --time-target, such as 5m", keys=("steps",))
+    if matrix.warmup_steps < 1:
+        raise UserError(
+            "--steps auto follows from the speed of warm-up; give --warmup-steps of at least 1, or a number of --steps",
+            keys=("steps", "warmup_steps"),
+        )
 
 
 def check_baseline(baseline: str, registry: Registry) -> None:

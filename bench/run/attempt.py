@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from bench.run.cohorts import Member
 from bench.run.job import Job
 from bench.run.launch import Outcome, Watched
 from bench.run.node import LocalNode
+from bench.run.pace import Speed
 from bench.run.repeats import texts
 from bench.run.reporter import Reporter
 from bench.run.rows import RunFacts, run_rows, step_rows
@@ -47,13 +49,19 @@ class Attempt:
         attempt.record(outcome)
     """
 
-    def __init__(self, campaign: Campaign, member: Member, facts: RunFacts, spec: RunSpec) -> None:
+    def __init__(
+        self, campaign: Campaign, member: Member, facts: RunFacts, spec: RunSpec, *, beside: bool = False
+    ) -> None:
+        """`beside` says that other runs live at the same time."""
+        self.beside = beside
         self.member = member
         self.facts = facts
         self.spec = spec
         self.causes: list[Flag] = []
         self.outcome: Outcome | None = None
         self._campaign = campaign
+        self.start_seconds = 0.0
+        self._begun = 0.0
         self._recorded = False
         self._noted = False
         self._open = ExitStack()
@@ -66,6 +74,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         self._campaign.reporter.begin(str(self), self.facts.block, self._campaign.job.matrix.blocks)
+        self._begun = time.monotonic()
         self._open.enter_context(self._telemetry)
         self._open.enter_context(self.watched)
         return self
@@ -83,9 +92,10 @@ class Attempt:
         return self.watched.waits
 
     @property
-    def step_seconds(self) -> float | None:
-        """Of a warm-up step, once it waits for its first turn; None where that is not known."""
-        return self.watched.run.step_seconds
+    def speed(self) -> Speed | None:
+        """How long it took to start and takes a step, once it waits for its first turn; None where that is unknown."""
+        seconds = self.watched.run.step_seconds
+        return None if seconds is None else Speed(self.start_seconds, seconds)
 
     def look(self) -> Outcome | None:
         """What became of it, None while it is not over. Its progress is shown meanwhile."""
@@ -99,6 +109,7 @@ class Attempt:
 
     def pause(self) -> None:
         """It has given the floor away."""
+        self.start_seconds = self.start_seconds or time.monotonic() - self._begun
         self.watched.pause()
         self._telemetry.pause()
         self._campaign.reporter.waits(str(self), self.watched.waits)

@@ -15,7 +15,7 @@ from bench.factors import FAILED_STATUSES, INTERRUPTED, OK, ROLES, Baseline
 from bench.files import write_text_atomically
 from bench.machine.room import Room, exclusive_gpus, memories
 from bench.plan.cells import block_order
-from bench.plan.matrix import TURN_SECONDS, TURNS_OFF
+from bench.plan.matrix import AUTO, TURN_SECONDS, TURNS_OFF
 from bench.plan.planned import PlannedCell
 from bench.results.columns import RUN_COLUMNS
 from bench.results.flags import Flag
@@ -23,9 +23,10 @@ from bench.results.folder import frame
 from bench.run.attempt import Attempt, Campaign
 from bench.run.cohorts import Cohort, Company, Member, Plan, is_missing
 from bench.run.interrupts import Interrupted, interruptible
-from bench.run.job import Job, run_id
+from bench.run.job import Job, run_id, write_header
 from bench.run.launch import Outcome
 from bench.run.node import LocalNode
+from bench.run.pace import FEWEST_STEPS, Pace, choose, seconds_of
 from bench.run.pipes import can_share_floor
 from bench.run.repeats import Repeats, texts
 from bench.run.reporter import Reporter
@@ -49,6 +50,7 @@ class Runner:
         flops = next((row["flops_per_sample"] for row in self.done.rows if row["flops_per_sample"]), None)
         self.campaign = Campaign(job, store, reporter, self._node, self._judge, self._add, flops)
         self._begun = time.monotonic()
+        self._begun_with = len(self.done.rows)
         self._left = 0
 
     @property
@@ -139,11 +141,18 @@ class Runner:
         return ""
 
     def _decide(self, blocks_done: int, measured: int) -> Decision:
-        # Blocks of an earlier session took no time of this one.
+        # Blocks of an earlier session took no time of this one, but count for the whole campaign's target.
         seconds = time.monotonic() - self._begun
-        each = seconds / max(measured, 1)
-        rows = self.done.rows
-        decision = decide(self.job.matrix, rows, blocks_done=blocks_done, seconds=seconds, block_seconds=each)
+        before = seconds_of(self.done.rows[: self._begun_with])
+        each = seconds / measured if measured else before / blocks_done
+        decision = decide(
+            self.job.matrix,
+            self.done.rows,
+            blocks_done=blocks_done,
+            seconds=seconds,
+            seconds_before=before,
+            block_seconds=each,
+        )
         if decision.message:
             self.reporter.note(decision.message)
         return decision
@@ -162,7 +171,7 @@ class Runner:
             if cohort.turns:
                 over = self._side_by_side(plan, cohort, attempts, f"{self.job.matrix.seed}/{block}/{number}")
             else:
-                for attempt in one_by_one(self._node, attempts, again=self._again):
+                for attempt in one_by_one(self._node, attempts, deal=self._deal, again=self._again):
                     over.append(attempt)
         finally:
             self._left -= len(over)
@@ -182,14 +191,37 @@ class Runner:
         attempt = 1 if member.company else self.done.next_attempt(member.cell, block)
         name = run_id(member.cell, block, attempt, number)
         facts = RunFacts(name, block, member.place, attempt, _now(), number, member.reason or cohort.reason)
-        return Attempt(self.campaign, member, facts, self._spec(member.cell, name, turns=cohort.turns))
+        # A run whose steps are not chosen yet waits, so that its speed can be seen.
+        spec = self._spec(member.cell, name, turns=cohort.turns or (self._undecided and can_share_floor()))
+        return Attempt(self.campaign, member, facts, spec, beside=cohort.turns)
+
+    @property
+    def _undecided(self) -> bool:
+        return self.job.facts.steps == AUTO
+
+    def _choose_steps(self, live: Sequence[Attempt]) -> None:
+        """Choose how many steps all runs of this campaign have, from the speed of these."""
+        matrix = self.job.matrix
+        speeds = [attempt.speed for attempt in live if attempt.speed is not None]
+        runs = len([cell for cell in self.job.cells if not cell.status])
+        if speeds and matrix.time_target is not None:
+            pace = choose(
+                speeds, runs=runs, target=matrix.time_target, blocks=matrix.blocks, max_blocks=matrix.max_blocks
+            )
+        else:
+            pace = Pace(FEWEST_STEPS, matrix.blocks, f"{FEWEST_STEPS} timed steps a run, since no speed is known")
+        self.reporter.note(pace.message)
+        self.campaign.job = replace(self.job, facts=replace(self.job.facts, steps=pace.steps))
+        write_header(self.store, self.job)
 
     def _deal(self, live: Sequence[Attempt]) -> Dealt:
         """How the steps of these runs, which are all warm, are dealt."""
+        if self._undecided:
+            self._choose_steps(live)
         facts, matrix = self.job.facts, self.job.matrix
         steps = {attempt.facts.run_id: facts.timed_steps(attempt.member.cell) for attempt in live}
         known = [
-            attempt.step_seconds * steps[attempt.facts.run_id] for attempt in live if attempt.step_seconds is not None
+            attempt.speed.step_seconds * steps[attempt.facts.run_id] for attempt in live if attempt.speed is not None
         ]
         asked = matrix.turns if isinstance(matrix.turns, float) else TURN_SECONDS[facts.machine.device_kind]
         turns = turns_of(known if len(known) == len(live) else [], steps.values(), turn_seconds=asked)
@@ -205,7 +237,7 @@ class Runner:
             return ""
         if outcome.lost:
             return "what had started its ranks was lost"
-        if outcome.status == OOM and attempt.spec.turns:
+        if outcome.status == OOM and attempt.beside:
             return "it ran out of memory beside other runs"
         return ""
 

@@ -91,13 +91,11 @@ class Plan:
 
     def begin(self, missing: Sequence[Member], *, begun: bool) -> None:
         """The cohorts of what is missing in the block; `begun` says that runs of it were measured before."""
+        busy = {member.cell.key: self._busy(member) for member in missing}
+        reasons = [self._busy(Member(cell, 0)) for cell in self.company.baselines]
+        self.turns_off = self.turns_off or "; ".join(sorted({reason for reason in reasons if reason}))
         if self.turns_off:
             self._add(Cohort(tuple(missing), turns=False, reason=self.turns_off))
-            return
-        busy = {member.cell.key: self._busy(member) for member in missing}
-        if any(self._busy(Member(cell, 0)) for cell in self.company.baselines):
-            reasons = sorted({reason for reason in busy.values() if reason})
-            self._add(Cohort(tuple(missing), turns=False, reason="; ".join(reasons)))
             return
         still = [member for member in missing if not busy[member.cell.key]]
         apart = [member for member in missing if busy[member.cell.key]]
@@ -134,8 +132,8 @@ class Plan:
         self._add(Cohort(tuple(members), turns=False, reason=why), completed=not self.turns_off, twin=False)
 
     def take(self) -> tuple[int, Cohort]:
-        """The next cohort, with its number in the block."""
-        number = self.next_cohort
+        """The next cohort, with its number in the block. Where nobody takes turns, the whole block is one."""
+        number = 0 if self.turns_off else self.next_cohort
         self.next_cohort += 1
         return number, self.waiting.pop(0)
 

@@ -12,7 +12,7 @@ from bench.factors import ONE_BATCH, run_tag
 from bench.files import write_text_atomically
 from bench.machine import detect, environment
 from bench.machine.cores import shares
-from bench.plan.matrix import Matrix, to_toml
+from bench.plan.matrix import AUTO, Matrix, to_toml
 from bench.plan.planned import PlannedCell
 from bench.run.resume import hashes
 from bench.run.rows import CampaignFacts
@@ -98,6 +98,7 @@ def write_header(store: Store, job: Job) -> None:
         "threads_per_device": job.facts.threads_per_device,
         "dataset_used": job.facts.data.name,
         "notice": job.facts.data.notice,
+        "chosen_steps": job.facts.steps if job.matrix.steps == AUTO else None,
         "strategy_files": [store.scrub(str(path.resolve())) for path in job.strategy_files],
         "strategy_files_sha256": hashes(job.strategy_files),
         "checkpoint": store.scrub(str(job.checkpoint.resolve())) if job.checkpoint else "",

@@ -13,6 +13,7 @@ from bench.errors import UserError
 from bench.files import is_file
 from bench.machine import calibrate, environment
 from bench.plan.checks import check_cells
+from bench.plan.matrix import AUTO, Matrix
 from bench.run.job import Job
 from bench.run.reporter import Reporter
 from bench.run.request import Request as Request
@@ -97,7 +98,7 @@ def _job(resolved: Resolved, facts: dict[str, Any], data: PreparedData, store: S
         data=data,
         seed=matrix.seed,
         warmup_steps=matrix.warmup_steps,
-        steps=matrix.steps,
+        steps=_steps(matrix, resolved.recorded),
     )
     return Job(
         matrix,
@@ -110,6 +111,11 @@ def _job(resolved: Resolved, facts: dict[str, Any], data: PreparedData, store: S
         request.initial_state,
         anonymous=request.anonymous,
     )
+
+
+def _steps(matrix: Matrix, recorded: Mapping[str, Any]) -> int | None:
+    """As the matrix says; where it leaves them to the suite, what the campaign chose before, or nothing yet."""
+    return int(recorded.get("chosen_steps") or AUTO) if matrix.steps == AUTO else matrix.steps
 
 
 def _check_same_data(store: Store, data: PreparedData, *, force: bool) -> None:

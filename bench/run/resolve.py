@@ -16,7 +16,7 @@ from bench.errors import UserError
 from bench.machine import detect, gpus, host, network
 from bench.machine.detect import Machine
 from bench.plan.cells import device_counts, plan_cells
-from bench.plan.checks import check_baseline, check_cells
+from bench.plan.checks import check_baseline, check_cells, check_times
 from bench.plan.matrix import Matrix, from_resolved, load_matrix, override
 from bench.plan.planned import PlannedCell
 from bench.plan.registry import known_strategies
@@ -89,6 +89,7 @@ def resolve(request: Request, *, note: Callable[[str], None]) -> Resolved:
     strategies = known_strategies(request.strategy_files)
     _name_broken_files(strategies, matrix, note)
     check_baseline(matrix.baseline, strategies)
+    check_times(matrix)
     _check_initial_state(request, workload.name)
     _check_gloo()
     cells = tuple(plan_cells(matrix, machine=found, registry=strategies, workload=workload))

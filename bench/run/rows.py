@@ -39,8 +39,9 @@ class CampaignFacts:
     steps: int | None
 
     def timed_steps(self, cell: PlannedCell) -> int:
-        """Steps of an epoch that this cell runs: as asked for, or every full batch."""
-        return self.steps or self.data.train_count // cell["batch_global"]
+        """Steps of an epoch that this cell runs: as asked for, or every full batch; there are no more."""
+        full = self.data.train_count // cell["batch_global"]
+        return min(self.steps, full) if self.steps else full
 
     def whole_epoch(self, cell: PlannedCell) -> bool:
         return self.timed_steps(cell) == self.data.train_count // cell["batch_global"]

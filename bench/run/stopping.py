@@ -1,7 +1,8 @@
 """When a campaign has enough blocks. The rule is fixed beforehand, and the reason it stopped is recorded.
 
-A fixed number of blocks is taken as asked. With `blocks = "auto"`: at least MIN_BLOCKS, then until every speedup's
-95 % interval is within the target to each side, or the block or the time limit is reached.
+A fixed number of blocks is taken as asked. With `blocks = "auto"` and a time target: as many as fit it, and at least
+FEWEST_BLOCKS. Without one: at least MIN_BLOCKS, then until every speedup's 95 % interval is within the target to each
+side. Where both targets are given, the first that is reached ends the campaign; so do the block and the time limit.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 from bench.plan.matrix import Matrix
 from bench.results.columns import RUN_COLUMNS
 from bench.results.folder import frame
+from bench.run.pace import FEWEST_BLOCKS, OVERRUN
 from bench.run.reporter import duration
 
 MIN_BLOCKS = 5
-PILOT_BLOCKS = 3
+PILOT_BLOCKS = FEWEST_BLOCKS
 DEFAULT_TARGET = {"cuda": 0.01, "cpu": 0.03}
 
 
@@ -38,11 +40,12 @@ def decide(
     blocks_done: int,
     seconds: float,
     block_seconds: float | None = None,
+    seconds_before: float = 0.0,
 ) -> Decision:
     """Judge after a whole block, from all rows of the campaign.
 
-    `seconds` is the time since the campaign was begun or resumed, `block_seconds` that of a block (by default the
-    mean over all blocks done).
+    `seconds` is the time since the campaign was begun or resumed, `seconds_before` that of earlier sessions, and
+    `block_seconds` that of a block (by default the mean over all blocks done).
     """
     if matrix.time_limit is not None and seconds >= matrix.time_limit:
         return Decision(True, f"time limit of {duration(matrix.time_limit)} reached after {blocks_done} blocks")
@@ -54,6 +57,11 @@ def decide(
     if blocks_done < PILOT_BLOCKS:
         return Decision(False)
     block_seconds = seconds / blocks_done if block_seconds is None else block_seconds
+    if matrix.time_target is not None:
+        if seconds_before + seconds + block_seconds > OVERRUN * matrix.time_target:
+            return Decision(True, f"{blocks_done} blocks fill the time target of {duration(matrix.time_target)}")
+        if matrix.precision_target is None:
+            return Decision(False)
     return _by_precision(matrix, rows, blocks_done=blocks_done, block_seconds=block_seconds)
 
 

@@ -124,13 +124,22 @@ class Alternation:
             attempt.record(outcome, again=self._again(attempt, outcome))
 
 
-def one_by_one(node: LocalNode, attempts: Iterable[Callable[[], Attempt]], *, again: Again) -> Iterable[Attempt]:
-    """Measure runs one after the other, each from its start to its end. Gives each once it is over."""
+def one_by_one(
+    node: LocalNode, attempts: Iterable[Callable[[], Attempt]], *, deal: Deal, again: Again
+) -> Iterable[Attempt]:
+    """Measure runs one after the other, each from its start to its end. Gives each once it is over.
+
+    One that waits is there to show its speed: it goes on at once, with its steps dealt into one turn.
+    """
     for make in attempts:
         attempt = make()
         try:
             with attempt:
                 while attempt.look() is None:
+                    if attempt.waits:
+                        attempt.pause()
+                        dealt = deal([attempt])
+                        attempt.go(steps=dealt.steps(attempt), turns=1, whole_epoch=dealt.whole(attempt))
                     node.pump(POLL_SECONDS)
                 assert attempt.outcome is not None
                 with undisturbed():
