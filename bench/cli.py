@@ -47,6 +47,7 @@ Folders = Annotated[list[Path], typer.Argument(help="Results folders.")]
 RUN_OPTIONS: tuple[Option, ...] = (
     *factor_options(),
     *(known for known in (*options_of(Matrix), *options_of(Request)) if known.help),
+    Option("dry_run", "Start nothing: show cells, and time and memory by the last campaign here.", HOW_MUCH, "switch"),
     Option("find_batch", "Measure nothing: search the largest batch per part that fits.", HOW_MUCH, "switch"),
     Option("quiet", "No progress, no table.", RESULTS, "switch"),
     Option("json", JSON_HELP, RESULTS, "switch"),
@@ -113,9 +114,13 @@ def run(
     values = {known.name: from_words(known, given[known.name]) for known in RUN_OPTIONS}
     asked = {known.name: values.pop(known.name) for known in options_of(Request)}
     asked["strategy_files"] = tuple(asked["strategy_files"] or ())
-    flags = {name: bool(values.pop(name)) for name in ("find_batch", "quiet", "json")}
+    flags = {name: bool(values.pop(name)) for name in ("dry_run", "find_batch", "quiet", "json")}
     settled = {name: value for name, value in asked.items() if value is not None}
-    _measure(Request(matrix=matrix, overrides=values, command=command_line(), **settled), **flags)
+    request = Request(matrix=matrix, overrides=values, command=command_line(), **settled)
+    if flags.pop("dry_run"):
+        _show_forecast(request, json=flags["json"])
+        return
+    _measure(request, **flags)
 
 
 @app.command()
@@ -143,6 +148,24 @@ def command_line(argv: list[str] | None = None) -> str:
     """The command as typed, for the reader who wants to run it again."""
     words = sys.argv[1:] if argv is None else argv
     return "bench " + shlex.join(words)
+
+
+def _show_forecast(request: Request, *, json: bool) -> None:
+    """What the request would measure; nothing is started, fetched or written."""
+    from bench.machine.environment import collect
+    from bench.run.forecast import forecast
+    from bench.run.resolve import naming_lines, resolve
+    from bench.view.dryrun import document, print_forecast
+
+    with naming_lines(request):
+        resolved = resolve(request, note=lambda text: typer.echo(text, err=True))
+    facts = collect(anonymous=request.anonymous, kind=resolved.machine.device_kind)
+    root = (request.resume or request.out or Path("results", "new")).parent
+    found = forecast(resolved, environment_id=facts["environment_id"], root=root)
+    if json:
+        typer.echo(document(found))
+    else:
+        print_forecast(found, root=root)
 
 
 def _measure(request: Request, *, quiet: bool, json: bool, find_batch: bool = False) -> None:

@@ -22,7 +22,8 @@ of two cores, in ratios of runs that took turns."""
 OVERRUN = 1.05
 """A further block is begun where it should end within this share of the target."""
 
-PHASES = ("launch_seconds", "init_seconds", "build_seconds", "warmup_seconds", "timed_seconds", "eval_seconds")
+START_PHASES = ("launch_seconds", "init_seconds", "build_seconds", "warmup_seconds")
+EPOCH_PHASES = ("timed_seconds", "eval_seconds")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,6 @@ def seconds_of(rows: Iterable[Mapping[str, Any]]) -> float:
         first = row["run_id"] not in seen
         seen.add(row["run_id"])
         # What a run has once stands in the rows of all its epochs.
-        names = PHASES if first else ("timed_seconds", "eval_seconds")
+        names = (*START_PHASES, *EPOCH_PHASES) if first else EPOCH_PHASES
         total += sum(row[name] or 0.0 for name in names)
     return total

@@ -27,6 +27,9 @@ SAME_IN_ALL_RUNS = (
 )
 """Keys of a matrix that change what a run does and that no cell names: a finished run would pass for the new one."""
 
+MAY_BE_RAISED = ("blocks", "max_blocks", "timeout", "time_limit", "time_target", "repeat_disturbed")
+"""Keys that only say how much is measured at most: with more of it a campaign goes on as it would have."""
+
 _RESOLVED = {"device": "device_kind", "threads_per_device": "threads_per_device", "dataset": "dataset_used"}
 _TREE: dict[Any, str] = {True: "changed since that commit", False: "as committed"}
 
@@ -106,6 +109,7 @@ def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, recorded: M
         for item in fields(Matrix)
         if (new := getattr(asked, item.name)) != getattr(begun, item.name)
         and not (getattr(begun, item.name) in ("auto", None) and new == recorded.get(_RESOLVED.get(item.name, "")))
+        and not _raised(item.name, getattr(begun, item.name), new)
     ]
     mixing = [name for name in different if name in SAME_IN_ALL_RUNS]
     if not different or (force and not mixing):
@@ -115,6 +119,17 @@ def check_same_matrix(folder: Path, begun: Matrix, asked: Matrix, *, recorded: M
         "begin a new campaign: its runs and the new ones could not be told apart" if mixing else "add --force"
     )
     raise UserError(f"{folder} was begun with another matrix than these options give ({told}); {remedy}")
+
+
+def _raised(name: str, old: Any, new: Any) -> bool:
+    """Whether a campaign only gets more of the same: more blocks or time, or a narrower interval as its target."""
+    if not isinstance(old, (int, float)) or not isinstance(new, (int, float)):
+        # No limit any more is more, too.
+        return name == "time_limit" and new is None
+    if name == "precision_target":
+        return new < old
+    # Blocks are counted where both numbers are: 0 leaves them to a rule.
+    return name in MAY_BE_RAISED and new > old > 0
 
 
 def _difference(name: str, begun: Matrix, asked: Matrix) -> str:
