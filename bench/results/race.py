@@ -13,8 +13,9 @@ What was decided after a block rests on the blocks up to it alone. Replayed from
 to the same end, which is how a resumed campaign goes on with it.
 """
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy  # scipy.stats, which takes a second, is imported when it is first used
@@ -22,6 +23,8 @@ import scipy  # scipy.stats, which takes a second, is imported when it is first 
 ALPHA = 0.05
 FIRST_LOOK = 3
 """Whole blocks before the first look: with two, the t of one degree of freedom decides nothing."""
+
+Key = tuple[Any, ...]
 
 _ROUNDING = 1e-12
 """Differences that spread less than this differ by the rounding of a float."""
@@ -36,19 +39,19 @@ class Out:
     """
 
     after_blocks: int
-    beaten_by: Hashable
+    beaten_by: Key
     ratio: float
     p: float
     level: float
 
 
 def out_of_the_race(
-    log_speedups: Mapping[Hashable, Mapping[int, float]],
+    log_speedups: Mapping[Key, Mapping[int, float]],
     *,
     blocks_done: int,
-    staying: Collection[Hashable] = (),
+    staying: Collection[Key] = (),
     alpha: float = ALPHA,
-) -> dict[Hashable, Out]:
+) -> dict[Key, Out]:
     """The cells that get no further blocks, with the reason, from each cell's log speedup by block (from 0).
 
     Only blocks below `blocks_done` are read, as one that is not whole yet says different things of different cells.
@@ -64,13 +67,13 @@ def out_of_the_race(
             if 0 <= block < blocks_done:
                 table[block, column] = value
     stays = np.array([cell in staying for cell in cells], dtype=bool)
-    found: dict[Hashable, Out] = {}
+    found: dict[Key, Out] = {}
     racing = np.ones(len(cells), dtype=bool)
     for done in range(FIRST_LOOK, blocks_done + 1):
         level = level_of_look(done, rivals=len(cells) - 1, alpha=alpha)
         leader, ratios, p_values = against_the_leader(table[:done], racing)
         beaten = racing & ~stays & (p_values <= level)
-        for column in np.flatnonzero(beaten):
+        for column in np.flatnonzero(beaten).tolist():
             ratio, p = float(np.exp(ratios[column])), float(p_values[column])
             found[cells[column]] = Out(done, cells[leader], ratio, p, level)
         racing &= ~beaten

@@ -60,8 +60,8 @@ def decide(
 def _by_precision(
     matrix: Matrix, rows: Sequence[Mapping[str, Any]], *, blocks_done: int, block_seconds: float
 ) -> Decision:
+    from bench.results.speedups import pair_log_ratios
     from bench.results.statistics import blocks_needed
-    from bench.results.summary import pair_log_ratios
 
     runs = frame(list(rows), RUN_COLUMNS)
     target = matrix.precision_target or DEFAULT_TARGET[str(runs["device_kind"].iloc[0])]
