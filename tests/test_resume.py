@@ -191,6 +191,7 @@ SAME_WORK = {
     "precision_target": 0.1,
     "max_blocks": 7,
     "time_limit": 5.0,
+    "race": True,
     "repeat_disturbed": 1,
     "options": {"ddp": {"bucket_cap_mb": 5}},
 }

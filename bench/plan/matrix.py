@@ -133,6 +133,13 @@ class Matrix:
     time_limit: float | None = option(
         None, help="Seconds after which no further block begins.", panel=HOW_MUCH, shape="number", read=number
     )
+    race: bool = option(
+        False,
+        help="No further blocks for cells surely slower than the fastest.",
+        panel=HOW_MUCH,
+        shape="switch",
+        read=switch,
+    )
     repeat_disturbed: int = option(
         0,
         help="Times to repeat a run that a throttling device or another process disturbed.",

@@ -27,6 +27,7 @@ from bench.run.interrupts import Interrupted, interruptible, undisturbed
 from bench.run.job import Job, run_id
 from bench.run.launch import Outcome, launch
 from bench.run.node import LocalNode
+from bench.run.racing import out_of_race, still_racing
 from bench.run.repeats import Repeats, texts
 from bench.run.reporter import Reporter
 from bench.run.resume import Done
@@ -52,6 +53,7 @@ class Runner:
         self._repeats = Repeats(job.matrix.repeat_disturbed, reporter.note)
         self._node = LocalNode()
         self._lost = False
+        self._out: set[tuple[Any, ...]] = set()
 
     def run(self) -> int:
         """Measure what is missing, block by block, until the stop rule is met or the campaign is ended from outside."""
@@ -89,7 +91,7 @@ class Runner:
     def _blocks(self) -> Decision:
         block = measured = 0
         while True:
-            order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
+            order = self._still_racing(block_order(self.job.cells, seed=self.job.matrix.seed, block=block))
             missing = [(place, cell) for place, cell in enumerate(order) if not self.done.finished(cell, block)]
             self._plan(len(missing) + len(order) * max(0, self.job.matrix.blocks - block - 1))
             self._node.new_block()
@@ -100,6 +102,13 @@ class Runner:
             if decision.stop or not order:
                 return decision
             block += 1
+
+    def _still_racing(self, order: list[PlannedCell]) -> list[PlannedCell]:
+        out = out_of_race(self.job.matrix, self.done.rows)
+        for key in out.keys() - self._out:
+            self.reporter.note(out[key])
+        self._out |= out.keys()
+        return still_racing(order, out)
 
     def _decide(self, blocks_done: int, measured: int) -> Decision:
         # Blocks of an earlier session took no time of this one.

@@ -1,7 +1,8 @@
 """When a campaign has enough blocks. The rule is fixed beforehand, and the reason it stopped is recorded.
 
 A fixed number of blocks is taken as asked. With `blocks = "auto"`: at least MIN_BLOCKS, then until every speedup's
-95 % interval is within the target to each side, or the block or the time limit is reached.
+95 % interval is within the target to each side, or the block or the time limit is reached. With `race` only the
+speedups of cells that are still in the race count: the others are no further measured.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _by_precision(
 
     runs = frame(list(rows), RUN_COLUMNS)
     target = matrix.precision_target or DEFAULT_TARGET[str(runs["device_kind"].iloc[0])]
-    pairs = [ratios for ratios in pair_log_ratios(runs, baseline=matrix.baseline).values() if len(ratios) > 1]
+    found = pair_log_ratios(runs, baseline=matrix.baseline, raced=matrix.race)
+    pairs = [ratios for ratios in found.values() if len(ratios) > 1]
     if not pairs:
         return Decision(True, "no cell can be compared with the baseline, so more blocks would decide nothing")
     widest = max(half_width(ratios) for ratios in pairs)
