@@ -62,7 +62,7 @@ def _by_precision(
     matrix: Matrix, rows: Sequence[Mapping[str, Any]], *, blocks_done: int, block_seconds: float
 ) -> Decision:
     from bench.results.speedups import pair_log_ratios
-    from bench.results.statistics import blocks_needed
+    from bench.results.statistics import blocks_needed, moderated_deviations
 
     runs = frame(list(rows), RUN_COLUMNS)
     target = matrix.precision_target or DEFAULT_TARGET[str(runs["device_kind"].iloc[0])]
@@ -73,7 +73,8 @@ def _by_precision(
     widest = max(half_width(ratios) for ratios in pairs)
     if blocks_done >= MIN_BLOCKS and widest <= target:
         return Decision(True, f"every speedup is within {target:.1%} after {blocks_done} blocks")
-    needed = max(blocks_needed(ratios, target=target) or matrix.max_blocks for ratios in pairs)
+    # A forecast only: whether to stop is judged by each speedup's own interval.
+    needed = max(blocks_needed(deviation, target) or matrix.max_blocks for deviation in moderated_deviations(pairs))
     needed = min(max(needed, MIN_BLOCKS, blocks_done + 1), matrix.max_blocks)
     left = block_seconds * (needed - blocks_done)
     return Decision(
