@@ -58,6 +58,7 @@ _TYPES: dict[str, Any] = {
     "whole": int,
     "number": float,
     "switch": bool,
+    "either": bool,
     "path": Path,
     "paths": list[Path],
     "sets": list[str],
@@ -68,7 +69,7 @@ class GroupedCommand(TyperCommand):
     """A command whose help page has its options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panel_of = {known.spelling: known.panel for known in RUN_OPTIONS}
+        panel_of = {known.spelling.split("/")[0]: known.panel for known in RUN_OPTIONS}
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -29,7 +29,8 @@ CELL = planned("ddp", 2, options={"bucket_cap_mb": 5}, batch_global=16)
 
 def row_of(cell: PlannedCell, *, block: int, status: str, attempt: int = 1) -> dict[str, object]:
     factors = {factor.name: cell[factor.name] for factor in CELL_FACTORS}
-    return factors | {"schema_version": SCHEMA_VERSION, "block": block, "status": status, "attempt": attempt}
+    known = {"schema_version": SCHEMA_VERSION, "block": block, "status": status, "attempt": attempt, "cohort": 0}
+    return factors | known
 
 
 def done(folder: Path, *rows: dict[str, object]) -> Done:
@@ -191,6 +192,9 @@ SAME_WORK = {
     "precision_target": 0.1,
     "max_blocks": 7,
     "time_limit": 5.0,
+    "time_target": 60.0,
+    "turns": "off",
+    "race": True,
     "repeat_disturbed": 1,
     "options": {"ddp": {"bucket_cap_mb": 5}},
 }

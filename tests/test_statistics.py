@@ -15,6 +15,7 @@ from bench.results.statistics import (
     holm,
     mann_whitney,
     median,
+    moderated_deviations,
     modified_z,
     paired_interval,
     paired_log_ratio,
@@ -191,14 +192,36 @@ def test_simple_figures_by_hand():
 
 def test_blocks_needed_against_the_table_of_t():
     """s = 0.01: n = 6 gives 2.5706 · 0.01 / √6 = 0.01049, n = 7 gives 2.4469 · 0.01 / √7 = 0.00925."""
-    pilot = [0.0, 0.01, 0.02]
-    assert blocks_needed(pilot, target=0.01) == 7
-    assert blocks_needed(pilot, target=0.0105) == 6
-    assert blocks_needed([0.5, 0.5], target=0.01) == 2
-    assert blocks_needed([0.5], target=0.01) is None
-    assert blocks_needed([-10.0, 10.0], target=0.001) is None
+    assert blocks_needed(0.01, target=0.01) == 7
+    assert blocks_needed(0.01, target=0.0105) == 6
+    assert blocks_needed(0.0, target=0.01) == 2
+    assert blocks_needed(14.0, target=0.001) is None
     with pytest.raises(ValueError, match="above 0"):
-        blocks_needed(pilot, target=0.0)
+        blocks_needed(0.01, target=0.0)
+
+
+def test_moderated_deviations_by_hand():
+    """Variances 1 and 9 of three each, pooled 5: (2 · 5 + 2 · 1) / 4 = 3 and (2 · 5 + 2 · 9) / 4 = 7."""
+    pilots = [[0.0, 1.0, 2.0], [0.0, 3.0, 6.0]]
+    assert moderated_deviations(pilots) == pytest.approx([math.sqrt(3), math.sqrt(7)])
+    # Of unlike lengths: variances 1 (2 degrees of freedom) and 2 (1), pooled 4/3.
+    found = moderated_deviations([[0.0, 1.0, 2.0], [0.0, 2.0]])
+    assert found == pytest.approx([math.sqrt((8 / 3 + 2) / 4), math.sqrt((8 / 3 + 2) / 3)])
+    assert moderated_deviations([[0.0, 1.0, 2.0]]) == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize(("cells", "sizes", "most"), [(8, 0.0, 1.35), (30, 0.0, 1.6), (8, 0.4, 1.35), (30, 0.4, 1.35)])
+def test_a_forecast_after_three_blocks_is_not_far_from_what_it_takes(cells, sizes, most):
+    """Simulated campaigns that stop at a target of 3 %, noise 5.8 % a cell, or spread about it by `sizes` (log)."""
+    random, ratios = np.random.default_rng(12), []
+    counts = np.arange(5, 301)
+    for _ in range(60):
+        logs = random.normal(0, 0.058, (cells, 300)) * np.exp(random.normal(0, sizes, (cells, 1)))
+        sums, squares = np.cumsum(logs, axis=1)[:, 4:], np.cumsum(logs**2, axis=1)[:, 4:]
+        widths = stats.t.ppf(0.975, counts - 1) * np.sqrt((squares - sums**2 / counts) / (counts - 1) / counts)
+        taken = counts[np.argmax((widths <= 0.03).all(axis=0))]
+        ratios.append(max(blocks_needed(one, 0.03) for one in moderated_deviations(list(logs[:, :3]))) / taken)
+    assert 0.75 <= np.median(ratios) <= most
 
 
 def test_drift_equals_least_squares_with_an_indicator_for_each_cell():

@@ -10,7 +10,8 @@ from summaries import key, summary_of
 from bench.errors import UserError
 from bench.results.columns import SUMMARY_COLUMNS, names
 from bench.results.csvfile import read_rows
-from bench.results.summary import check_baseline_was_run, pair_log_ratios, summarise, write_summary
+from bench.results.speedups import pair_log_ratios
+from bench.results.summary import check_baseline_was_run, summarise, write_summary
 
 # -- throughput, speedup, efficiency --------------------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ AUTO = 0
 WORDS: dict[str, dict[str, Any]] = {"steps": {"epoch": None, "auto": AUTO}, "blocks": {"auto": AUTO}}
 """Words that stand for a value in a matrix, and for which."""
 
+MANY_CELLS = 12
+"""A matrix of more cells is a race unless it says otherwise."""
+
 TURNS_AUTO, TURNS_OFF = "auto", "off"
 TURN_SECONDS = {"cpu": 2.0, "cuda": 0.5}
 """About how long a turn is where the matrix leaves it to the suite."""
@@ -155,6 +158,14 @@ class Matrix:
     )
     time_limit: float | None = option(
         None, help="Seconds after which no further block begins.", panel=HOW_MUCH, shape="number", read=number
+    )
+    race: bool | None = option(
+        None,
+        help=f"No further blocks for cells surely slower than the fastest; default with more than {MANY_CELLS} cells.",
+        panel=HOW_MUCH,
+        shape="either",
+        flag="--race/--no-race",
+        read=switch,
     )
     repeat_disturbed: int = option(
         0,

@@ -27,7 +27,9 @@ WHAT, HOW_MUCH, COMPARED, RESULTS, MACHINE = (
 PANELS = (WHAT, HOW_MUCH, COMPARED, RESULTS, MACHINE)
 """The groups of the help page, in their order."""
 
-Shape = Literal["text", "whole", "number", "switch", "path", "paths", "commas", "whole commas", "whole or word", "sets"]
+Shape = Literal[
+    "text", "whole", "number", "switch", "either", "path", "paths", "commas", "whole commas", "whole or word", "sets"
+]
 Reader = Callable[[Any], Any]
 
 
@@ -39,7 +41,8 @@ class Wrong(Exception):
 class Option:
     """One option. `read` checks a value from TOML or the command; `shape` is how the command takes it.
 
-    `flag` is its spelling where that is not --name; a switch `--no-...` gives False. Without `help` the command has no
+    `flag` is its spelling where that is not --name: `--no-name` of a switch that gives False, `--name/--no-name` of one
+    that gives either. Without `help` the command has no
     such option.
     """
 

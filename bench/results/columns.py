@@ -263,6 +263,13 @@ SUMMARY_COLUMNS = _columns(
     ("status", "str", "", "ok when any run is ok and none invalid, else the worst status of its runs"),
     ("reason", "str", "", "of the first run that is not ok"),
     ("flags", "str", "", "what a careful reader should know, separated by ' | '"),
+    Column(
+        "out_of_race_after",
+        "int",
+        "blocks",
+        "with --race: after which it got no more, being surely slower than the fastest; blank: still in the race",
+        added=True,
+    ),
     Column("flag_keys", "str", "", "what each flag is about, in the same order, separated by ' | '", added=True),
     ("stop_reason", "str", "", "why the campaign took no further blocks"),
 )

@@ -29,6 +29,7 @@ HARMLESS_THROTTLE = frozenset({"none", "gpu_idle", "applications_clocks_setting"
 
 ADVICE = {
     "unsteady_steps": "Raise --warmup-steps or --steps, and look in steps.csv for the steps that stand out.",
+    "stalled_run": "Look in steps.csv and in its log for what held it up; it stays in the figures: take more blocks.",
     "outlying_run": "Read that run's log and what else the machine did then; the run stays in the figures.",
     "drift": "Let the machine warm up before the campaign, and take more blocks: their random order protects speedups.",
     "foreign_cpu": "Stop other programs and measure again: they took cores from the runs.",
@@ -38,6 +39,7 @@ ADVICE = {
     "dropped_samples": "Choose a --batch that divides the dataset more evenly if accuracy matters to you.",
     "skipped_steps": "Use bfloat16 where the device has it; the loss scale that warm-up found was too large.",
     "control_differs": "Equal runs differ more than chance explains: trust no speedup closer to 1 than this one.",
+    "out_of_race": "It got no further blocks, so its interval rests on fewer; without --race it gets as many as all.",
     "measured_again": "The first attempts stay in runs.csv with their reasons; check there that they deserved it.",
 }
 
@@ -57,6 +59,7 @@ def what_to_do(flag_key: str) -> str:
 
 _WORDS = {
     "unsteady_steps": "unsteady steps",
+    "stalled_run": "stalled run",
     "outlying_run": "outlying run",
     "drift": "drift over the campaign",
     "foreign_cpu": "load from other processes",
@@ -66,11 +69,13 @@ _WORDS = {
     "dropped_samples": "dropped samples",
     "skipped_steps": "skipped AMP steps",
     "control_differs": "A/A interval excludes 1",
+    "out_of_race": "out of the race",
     "measured_again": "measured again",
 }
 
 
-def _flag(key: str, text: str) -> Flag:
+def flagged(key: str, text: str) -> Flag:
+    """The flag whose text begins with the words of its key. Raises KeyError for a key that no flag has."""
     return Flag(key, f"{_WORDS[key]}: {text}")
 
 
@@ -81,13 +86,17 @@ def cell_flags(cell: MeasuredCell, *, interval: Interval | None = None) -> list[
         found.append(_control(interval))
     if cell.superseded:
         found.append(
-            _flag("measured_again", f"{_runs(cell.superseded)} repeated, the last attempt that was measured counts")
+            flagged("measured_again", f"{_runs(cell.superseded)} repeated, the last attempt that was measured counts")
         )
     return [flag for flag in found if flag is not None]
 
 
 def disturbances(run: MeasuredRun) -> list[Flag]:
-    """What outside the suite disturbed this run. Its speed plays no part in it."""
+    """What outside the suite disturbed this run. Its speed plays no part in it.
+
+    So a stalled run is none: runs that are measured again because they were slow would make their cell look faster than
+    it is, and just those cells whose runs vary most.
+    """
     checks = (_foreign_cpu, _throttle, _low_clock, _foreign_gpu)
     return [flag for check in checks if (flag := check([run])) is not None]
 
@@ -101,7 +110,7 @@ def campaign_drift(cells: Sequence[MeasuredCell]) -> Flag | None:
     trend = drift(rates, range(len(runs)), [key for _, key, _ in runs])
     if trend is None or trend.p >= DRIFT_P or abs(trend.percent) <= DRIFT_PERCENT:
         return None
-    return _flag("drift", f"samples/s changed by {trend.percent:+.1f} % from first to last run (p = {trend.p:.2g})")
+    return flagged("drift", f"samples/s changed by {trend.percent:+.1f} % from first to last run (p = {trend.p:.2g})")
 
 
 def _runs(count: int) -> str:
@@ -124,7 +133,7 @@ def _unsteady(runs: Sequence[MeasuredRun]) -> Flag | None:
     middle = median(values)
     if middle is None or middle <= UNSTEADY_COV:
         return None
-    return _flag("unsteady_steps", f"step times vary by {100 * middle:.0f} % (CoV, median over {_runs(len(runs))})")
+    return flagged("unsteady_steps", f"step times vary by {100 * middle:.0f} % (CoV, median over {_runs(len(runs))})")
 
 
 def _outlier(runs: Sequence[MeasuredRun]) -> Flag | None:
@@ -141,7 +150,7 @@ def _outlier(runs: Sequence[MeasuredRun]) -> Flag | None:
         return None
     z, run, deviation = max(found, key=lambda item: item[0])
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return _flag(
+    return flagged(
         "outlying_run",
         f"{run.first('run_id')}{more}, {100 * deviation:+.1f} % from the median samples/s (modified z {z:.1f})",
     )
@@ -151,7 +160,7 @@ def _foreign_cpu(runs: Sequence[MeasuredRun]) -> Flag | None:
     found = _over(runs, "foreign_cpu_fraction", FOREIGN_CPU)
     if not found:
         return None
-    return _flag("foreign_cpu", f"up to {100 * max(found):.0f} % of all cores in {_runs(len(found))} of {len(runs)}")
+    return flagged("foreign_cpu", f"up to {100 * max(found):.0f} % of all cores in {_runs(len(found))} of {len(runs)}")
 
 
 def _throttle(runs: Sequence[MeasuredRun]) -> Flag | None:
@@ -164,7 +173,7 @@ def _throttle(runs: Sequence[MeasuredRun]) -> Flag | None:
         touched += bool(words)
     if not names:
         return None
-    return _flag("gpu_throttle", f"{', '.join(sorted(names))} in {_runs(touched)} of {len(runs)}")
+    return flagged("gpu_throttle", f"{', '.join(sorted(names))} in {_runs(touched)} of {len(runs)}")
 
 
 def _low_clock(runs: Sequence[MeasuredRun]) -> Flag | None:
@@ -172,14 +181,14 @@ def _low_clock(runs: Sequence[MeasuredRun]) -> Flag | None:
     found = [value for value in lowest if value < CLOCK_FRACTION]
     if not found:
         return None
-    return _flag("low_clock", f"down to {100 * min(found):.0f} % of default in {_runs(len(found))} of {len(runs)}")
+    return flagged("low_clock", f"down to {100 * min(found):.0f} % of default in {_runs(len(found))} of {len(runs)}")
 
 
 def _foreign_gpu(runs: Sequence[MeasuredRun]) -> Flag | None:
     found = _over(runs, "gpu_foreign_processes", 0)
     if not found:
         return None
-    return _flag("foreign_gpu_process", f"up to {int(max(found))} in {_runs(len(found))} of {len(runs)}")
+    return flagged("foreign_gpu_process", f"up to {int(max(found))} in {_runs(len(found))} of {len(runs)}")
 
 
 def _dropped(runs: Sequence[MeasuredRun]) -> Flag | None:
@@ -192,7 +201,7 @@ def _dropped(runs: Sequence[MeasuredRun]) -> Flag | None:
     share, row = max(shares, key=lambda item: item[0], default=(0.0, {}))
     if share <= DROPPED_SHARE:
         return None
-    return _flag(
+    return flagged(
         "dropped_samples",
         f"{row['dropped_samples']} of {row['epoch_samples']} ({100 * share:.1f} %) fill no global batch",
     )
@@ -204,14 +213,14 @@ def _skipped(runs: Sequence[MeasuredRun]) -> Flag | None:
     if not found:
         return None
     _, skipped, steps = max(found)
-    return _flag("skipped_steps", f"up to {skipped} of {steps} in {_runs(len(found))} of {len(runs)}")
+    return flagged("skipped_steps", f"up to {skipped} of {steps} in {_runs(len(found))} of {len(runs)}")
 
 
 def _control(interval: Interval) -> Flag | None:
     """Half a percent is the floor: a smaller difference is beyond what the suite claims to resolve."""
     if not interval.excludes_one or abs(interval.ratio - 1) <= CONTROL_DEVIATION:
         return None
-    return _flag(
+    return flagged(
         "control_differs",
         f"the baseline measured twice gives {interval.ratio:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
     )

@@ -112,6 +112,11 @@ class Campaign:
         """The baseline that the campaign was measured with, as NAME[@DEVICES]; "" for the usual one."""
         return str(self.matrix.get("baseline") or "")
 
+    @property
+    def raced_over(self) -> str | None:
+        """The baseline, as NAME[@DEVICES] or "", of a campaign measured with --race; None for others."""
+        return self.baseline_option if self.matrix.get("race") is True else None
+
 
 def days(starts: Iterable[Any]) -> str:
     """The days of ISO 8601 times, as `2026-11-29` or `2026-11-29 to 2026-11-30`; "" for none."""

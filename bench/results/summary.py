@@ -5,9 +5,7 @@ floor they are read against. A cell with an invalid run is shown with its reason
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,56 +14,49 @@ import pandas as pd
 from bench.errors import UserError
 from bench.factors import (
     CONTROL,
-    FACTOR_NAMES,
     FAILED_STATUSES,
     MEASURE,
-    OK,
     Baseline,
     baseline_name,
+    cell_name,
     same_setting,
 )
 from bench.results.cells import (
     Key,
     MeasuredCell,
     MeasuredRun,
-    find_reference,
     finite,
     judged_cells,
     sort_key,
 )
 from bench.results.columns import SUMMARY_COLUMNS
 from bench.results.csvfile import write_rows
-from bench.results.flags import Flag, campaign_drift, cell_flags
+from bench.results.flags import Flag, campaign_drift, cell_flags, flagged
 from bench.results.folder import Campaign, frame
+from bench.results.race import Out
 from bench.results.ratios import compile_pays, costs, gains, is_cost_opponent
-from bench.results.statistics import Interval, holm, median, paired_log_ratio
+from bench.results.speedups import Judged, judge_all, judged_by, race
+from bench.results.stalls import stalled_runs
+from bench.results.statistics import holm, median
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A cell beside its baseline and what the pair of them says; both None where there is no baseline."""
-
-    cell: MeasuredCell
-    reference: MeasuredCell | None
-    interval: Interval | None
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.reference is self.cell
-
-
-def summarise(runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: str = "") -> pd.DataFrame:
+def summarise(
+    runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: str = "", raced_over: str | None = None
+) -> pd.DataFrame:
     """One row a cell, with the columns of SUMMARY_COLUMNS; independent of the order of `runs`.
 
     `runs` is `Campaign.runs`, or several of them concatenated: blocks of equal `environment_id` are pooled and
     machines are kept apart. `baseline` is NAME[@DEVICES], by default single@1. A baseline that was not measured
-    leaves the speedups blank. Raises UserError for a baseline of another form.
+    leaves the speedups blank. `raced_over`: the baseline, "" for the usual one, of the one campaign that these runs are
+    of, where it was measured with --race; each cell then says whether it was out. Raises UserError for a baseline of
+    another form.
     """
     spec = Baseline.parse(baseline)
     cells = judged_cells(runs, spec)
-    judged = [_judge(cell, cells, spec) for cell in cells]
+    judged = judge_all(cells, spec)
+    out = {} if raced_over is None else race(judged_by(runs, raced_over))
     adjusted = holm([_family_p(item) for item in judged])
-    drifts = _drifts(cells, spec)
+    by_comparison = (_drifts(cells, spec), stalled_runs(judged), _out_of_race(cells, out))
     cost = costs(cells)
     rows = {
         item.cell.key: {
@@ -79,7 +70,8 @@ def summarise(runs: pd.DataFrame, *, baseline: str | None = None, stop_reason: s
             "cost_opponent": is_cost_opponent(item.cell),
             "status": item.cell.status,
             "reason": item.cell.reason,
-            **_flags(item, drifts),
+            "out_of_race_after": out[item.cell.key].after_blocks if item.cell.key in out else None,
+            **_flags(item, by_comparison),
             "stop_reason": stop_reason,
         }
         for item, p in zip(judged, adjusted, strict=True)
@@ -95,6 +87,7 @@ def campaign_summary(folder: Path, *, baseline: str | None = None, stop_reason: 
         campaign.runs,
         baseline=baseline or campaign.baseline_option,
         stop_reason=stop_reason or _read_stop_reason(folder),
+        raced_over=campaign.raced_over,
     )
 
 
@@ -177,18 +170,6 @@ def _figures(cell: MeasuredCell) -> dict[str, Any]:
 # -- pairs of cells -------------------------------------------------------------------------------------------------
 
 
-def _compare(cell: MeasuredCell, reference: MeasuredCell | None) -> Interval | None:
-    if reference is None or cell.status != OK:
-        return None
-    own, other = cell.paired_rates(reference)
-    return paired_log_ratio(own, other) if own else None
-
-
-def _judge(cell: MeasuredCell, cells: Sequence[MeasuredCell], spec: Baseline) -> Judged:
-    reference = cell if spec.matches(cell) and cell.counts else find_reference(cell, cells, spec.matches)
-    return Judged(cell, reference, _compare(cell, reference))
-
-
 def _family_p(item: Judged) -> float | None:
     """The p of a cell that is judged: neither the baseline itself nor its control."""
     if item.is_baseline or item.cell["role"] != MEASURE or item.interval is None:
@@ -217,21 +198,6 @@ def _speedup(item: Judged, *, adjusted_p: float | None) -> dict[str, Any]:
     }
 
 
-def pair_log_ratios(runs: pd.DataFrame, *, baseline: str | None = None) -> dict[str, list[float]]:
-    """log(samples/s ÷ the baseline's) by block for each judged cell, by its name: what a stop rule predicts from."""
-    spec = Baseline.parse(baseline)
-    cells = judged_cells(runs, spec)
-    ratios = {}
-    for item in (_judge(cell, cells, spec) for cell in cells):
-        if item.reference is None or item.is_baseline or item.cell["role"] != MEASURE or item.interval is None:
-            continue
-        own, other = item.cell.paired_rates(item.reference)
-        factors = item.cell.factors
-        name = " ".join(str(value) for value in map(factors.get, FACTOR_NAMES) if value)
-        ratios[name] = [math.log(a / b) for a, b in zip(own, other, strict=True)]
-    return ratios
-
-
 # -- flags and order ------------------------------------------------------------------------------------------------
 
 
@@ -250,9 +216,22 @@ def _drifts(cells: Sequence[MeasuredCell], spec: Baseline) -> dict[Key, Flag]:
     return found
 
 
-def _flags(item: Judged, drifts: dict[Key, Flag]) -> dict[str, str]:
+def _out_of_race(cells: Sequence[MeasuredCell], out: Mapping[Key, Out]) -> dict[Key, Flag]:
+    names = {cell.key: cell_name(cell) for cell in cells}
+    return {
+        key: flagged(
+            "out_of_race",
+            f"after {why.after_blocks} blocks {names[why.beaten_by]} had {why.ratio:.2f} times its speedup "
+            f"(p = {why.p:.1g}, with {why.level:.1g} to stay under)",
+        )
+        for key, why in out.items()
+    }
+
+
+def _flags(item: Judged, by_comparison: Iterable[Mapping[Key, Flag]]) -> dict[str, str]:
+    """Those of the cell itself, and those of each kind that only other cells can tell of it."""
     flags = cell_flags(item.cell, interval=item.interval)
-    flags += [drifts[item.cell.key]] if item.cell.key in drifts else []
+    flags += [found[item.cell.key] for found in by_comparison if item.cell.key in found]
     return {"flags": " | ".join(flag.text for flag in flags), "flag_keys": " | ".join(flag.key for flag in flags)}
 
 

@@ -28,6 +28,7 @@ from bench.run.launch import Outcome
 from bench.run.node import LocalNode
 from bench.run.pace import FEWEST_STEPS, Pace, choose, seconds_of
 from bench.run.pipes import can_share_floor
+from bench.run.racing import out_of_race, still_racing
 from bench.run.repeats import Repeats, texts
 from bench.run.reporter import Reporter
 from bench.run.resume import Done
@@ -52,6 +53,7 @@ class Runner:
         self._begun = time.monotonic()
         self._begun_with = len(self.done.rows)
         self._left = 0
+        self._out: set[tuple[Any, ...]] = set()
 
     @property
     def job(self) -> Job:
@@ -105,9 +107,10 @@ class Runner:
 
     def _blocks(self) -> Decision:
         turns_off = self._turns_off()
-        block = measured = 0
+        block = 0
         while True:
-            order = block_order(self.job.cells, seed=self.job.matrix.seed, block=block)
+            begun = time.monotonic()
+            order = self._still_racing(block_order(self.job.cells, seed=self.job.matrix.seed, block=block))
             company = Company(order, Baseline.parse(self.job.matrix.baseline), f"{self.job.matrix.seed}/{block}")
             missing = [
                 Member(cell, place)
@@ -123,8 +126,8 @@ class Runner:
                 number, cohort = plan.take()
                 self._left = max(self._left, len(cohort.members))
                 self._cohort(plan, cohort, block, number)
-            measured += bool(missing)
-            decision = self._decide(block + 1, measured)
+            last = time.monotonic() - begun if missing else None
+            decision = self._decide(block + 1, last)
             if decision.stop or not order:
                 return decision
             block += 1
@@ -140,11 +143,19 @@ class Runner:
             return f"GPU {', '.join(map(str, taken))} admits one process only (exclusive-process mode)"
         return ""
 
-    def _decide(self, blocks_done: int, measured: int) -> Decision:
+    def _still_racing(self, order: list[PlannedCell]) -> list[PlannedCell]:
+        out = out_of_race(self.job.matrix, self.done.rows)
+        for key in out.keys() - self._out:
+            self.reporter.note(out[key])
+        self._out |= out.keys()
+        return still_racing(order, out)
+
+    def _decide(self, blocks_done: int, last: float | None) -> Decision:
+        """Whether to go on; `last` is how long the last block took, None where it was measured before."""
         # Blocks of an earlier session took no time of this one, but count for the whole campaign's target.
         seconds = time.monotonic() - self._begun
         before = seconds_of(self.done.rows[: self._begun_with])
-        each = seconds / measured if measured else before / blocks_done
+        each = before / blocks_done if last is None else last
         decision = decide(
             self.job.matrix,
             self.done.rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +13,12 @@ from bench import workloads
 from bench.data import DATASETS
 from bench.data.synthetic import TOY_TRAIN_COUNT
 from bench.errors import UserError
+from bench.factors import MEASURE
 from bench.machine import detect, gpus, host, network
 from bench.machine.detect import Machine
 from bench.plan.cells import device_counts, plan_cells
 from bench.plan.checks import check_baseline, check_cells, check_times
-from bench.plan.matrix import Matrix, from_resolved, load_matrix, override
+from bench.plan.matrix import MANY_CELLS, Matrix, from_resolved, load_matrix, override
 from bench.plan.planned import PlannedCell
 from bench.plan.registry import known_strategies
 from bench.plan.toml import line_of
@@ -93,6 +94,7 @@ def resolve(request: Request, *, note: Callable[[str], None]) -> Resolved:
     _check_initial_state(request, workload.name)
     _check_gloo()
     cells = tuple(plan_cells(matrix, machine=found, registry=strategies, workload=workload))
+    matrix = _with_race_or_not(matrix, cells)
     usual = DATASETS[workload.data_kind].train_count if workload.data_kind in DATASETS else TOY_TRAIN_COUNT
     check_cells(cells, matrix, workload=workload, train_count=usual)
     return Resolved(request, matrix, recorded, found, threads, workload, strategies, cells)
@@ -114,8 +116,18 @@ def _matrix(request: Request) -> tuple[Matrix, dict[str, Any]]:
         if request.matrix
         else override(matrix, request.overrides)
     )
+    if asked.race is None:
+        asked = replace(asked, race=matrix.race)
     check_same_matrix(request.resume, matrix, asked, recorded=facts, force=request.force)
     return asked, facts
+
+
+def _with_race_or_not(matrix: Matrix, cells: Iterable[PlannedCell]) -> Matrix:
+    """The matrix that says whether it is a race: as asked, or by its number of cells."""
+    if matrix.race is not None:
+        return matrix
+    measured = [cell for cell in cells if not cell.status and cell["role"] == MEASURE]
+    return replace(matrix, race=len(measured) > MANY_CELLS)
 
 
 def _check_architectures(found: Machine) -> None:

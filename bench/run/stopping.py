@@ -3,6 +3,7 @@
 A fixed number of blocks is taken as asked. With `blocks = "auto"` and a time target: as many as fit it, and at least
 FEWEST_BLOCKS. Without one: at least MIN_BLOCKS, then until every speedup's 95 % interval is within the target to each
 side. Where both targets are given, the first that is reached ends the campaign; so do the block and the time limit.
+With `race` only the speedups of cells that are still in the race count: the others are no further measured.
 """
 
 from __future__ import annotations
@@ -68,18 +69,20 @@ def decide(
 def _by_precision(
     matrix: Matrix, rows: Sequence[Mapping[str, Any]], *, blocks_done: int, block_seconds: float
 ) -> Decision:
-    from bench.results.statistics import blocks_needed
-    from bench.results.summary import pair_log_ratios
+    from bench.results.speedups import pair_log_ratios
+    from bench.results.statistics import blocks_needed, moderated_deviations
 
     runs = frame(list(rows), RUN_COLUMNS)
     target = matrix.precision_target or DEFAULT_TARGET[str(runs["device_kind"].iloc[0])]
-    pairs = [ratios for ratios in pair_log_ratios(runs, baseline=matrix.baseline).values() if len(ratios) > 1]
+    found = pair_log_ratios(runs, baseline=matrix.baseline, raced=bool(matrix.race))
+    pairs = [ratios for ratios in found.values() if len(ratios) > 1]
     if not pairs:
         return Decision(True, "no cell can be compared with the baseline, so more blocks would decide nothing")
     widest = max(half_width(ratios) for ratios in pairs)
     if blocks_done >= MIN_BLOCKS and widest <= target:
         return Decision(True, f"every speedup is within {target:.1%} after {blocks_done} blocks")
-    needed = max(blocks_needed(ratios, target=target) or matrix.max_blocks for ratios in pairs)
+    # A forecast only: whether to stop is judged by each speedup's own interval.
+    needed = max(blocks_needed(deviation, target) or matrix.max_blocks for deviation in moderated_deviations(pairs))
     needed = min(max(needed, MIN_BLOCKS, blocks_done + 1), matrix.max_blocks)
     left = block_seconds * (needed - blocks_done)
     return Decision(

@@ -152,7 +152,9 @@ def _runs(row: Row) -> str:
 
 
 def outcome_text(row: Row) -> str:
-    """The status, and why it is not ok."""
+    """The status, and why it is not ok, or that it was measured no further."""
+    if row["status"] == OK and row["out_of_race_after"] is not None:
+        return f"{OK}, out of the race after {row['out_of_race_after']} blocks"
     return f"{row['status']}: {row['reason']}" if row["status"] != OK and row["reason"] else str(row["status"])
 
 

@@ -254,7 +254,9 @@ def _load_pool(environment_id: str, members: list[Campaign], published: Publishe
     runs = pd.concat(one_of_each(members), ignore_index=True)
     runs = runs[runs[MACHINE] == environment_id].reset_index(drop=True)
     baseline = next((c.baseline_option for c in members if c.baseline_option), "")
-    summary = summarise(runs, baseline=baseline, stop_reason=_stop_reason(members))
+    # Of several campaigns each had a race of its own, and a cell that was out in one may have run on in another.
+    raced_over = members[0].raced_over if len(members) == 1 else None
+    summary = summarise(runs, baseline=baseline, stop_reason=_stop_reason(members), raced_over=raced_over)
     extra = {
         "environment": next(
             (c.environment for c in members if c.environment.get("environment_id") == environment_id), {}
