@@ -103,7 +103,8 @@ def test_without_the_signal_no_rank_is_asked_for_its_stack(tmp_path: Path, monke
     """It would end a rank that does not know it."""
     asked: list[list[int]] = []
     node = SimpleNamespace(ask_for_stacks=lambda run, ranks: asked.append(ranks), pump=lambda seconds: None)
-    watch = launch._Watch(node, None, spec(tmp_path, NO_DATA), None, None)
+    watch = launch.Watched(spec(tmp_path, NO_DATA), node)
+    watch._run = SimpleNamespace()
     monkeypatch.setattr(launch, "STACK_SECONDS", 0.0)
     watch._stacks([0])
     assert asked == [[0]]

@@ -20,10 +20,10 @@ def _nobody_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert workers(tmp_path_factory.getbasetemp()) == []
 
 
-def hanging(folder: Path, *others: str) -> list[str]:
+def hanging(folder: Path, *others: str, turns: str = "off", phase: str = "first_step") -> list[str]:
     """A campaign whose last run hangs; seed 0 puts ddp before it."""
-    table = write_table(folder / "faults.py", {"hanging": Fault("hang", 1, "first_step")})
-    return toy(folder / "out", "--strategy-file", str(table), strategies=[*others, "hanging"])
+    table = write_table(folder / "faults.py", {"hanging": Fault("hang", 1, phase)})
+    return toy(folder / "out", "--strategy-file", str(table), "--turns", turns, strategies=[*others, "hanging"])
 
 
 def await_hang(out: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_campaign_leaves_no_rank_and_resumes_where_it_was(tmp_path: Pat
     assert_none_left(out, seconds=10)
     before = rows(out)
     assert [(row["strategy"], row["status"]) for row in before] == [("ddp", "ok")]
-    assert json.loads((out / "running.json").read_text())["run_id"].startswith("b00-hanging-")
+    assert json.loads((out / "running.json").read_text())["runs"].keys() == {"b00-hanging-2d-fp32-g16"}
     # What a kill in the middle of an append leaves: half a row, and steps whose run has no row.
     with (out / "runs.csv").open("a") as file:
         file.write("1,out,b00-hang")
@@ -154,6 +154,66 @@ def _resumes_no_file_that_another_hand_changed(out: Path, node: LocalNode) -> No
     assert len(rows(out, "steps.csv")) == 12
 
 
+@pytest.mark.parametrize(
+    ("phase", "ranks", "where"), [("first_step", 2, "warmup"), ("later_step", 4, "timed")], ids=["starting", "in-turns"]
+)
+def test_a_campaign_that_is_ended_while_runs_wait_for_their_turn_gives_each_its_row(
+    tmp_path: Path, phase: str, ranks: int, where: str, node: LocalNode
+) -> None:
+    out = tmp_path / "out"
+    process = start(hanging(tmp_path, "ddp", turns="auto", phase=phase))
+    await_ranks(out, "b00-hanging-*", phase=where)
+    process.send_signal(signal.SIGTERM)
+    assert_none_left(out, seconds=10)
+    code, errors = end(process)
+    assert code == 130, errors
+    assert sorted((row["strategy"], row["status"], row["reason"]) for row in rows(out)) == [
+        (name, "interrupted", "ended by SIGTERM") for name in ("ddp", "hanging")
+    ]
+    assert not (out / "running.json").exists()
+    assert not [path for path in out.glob("logs/*/*") if path.name in ("heartbeat", "rendezvous")]
+    write_table(tmp_path / "faults.py", {"hanging": Fault("none")})
+    done = here([*RUN, "--resume", str(out), "--force", "--quiet"], node)
+    assert done.returncode == 0, done.stderr
+    again = rows(out)[2:]
+    assert sorted((row["strategy"], row["status"], row["cohort"], row["attempt"]) for row in again) == [
+        ("ddp", "ok", "1", "2"),
+        ("hanging", "ok", "1", "2"),
+    ]
+
+
+def test_a_campaign_that_is_killed_while_runs_wait_for_their_turn_leaves_nobody(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(hanging(tmp_path, "ddp", turns="auto", phase="later_step"))
+    await_ranks(out, "b00-hanging-*", phase="timed")
+    assert len(workers(out)) >= 4
+    process.send_signal(signal.SIGKILL)
+    end(process)
+    assert_none_left(out, seconds=10)
+    assert len(json.loads((out / "running.json").read_text())["runs"]) == 2
+    assert rows(out) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_that_is_ended_or_stopped_while_it_waits_is_judged_alone(tmp_path: Path, number: signal.Signals) -> None:
+    """ddp waits while the other hangs with the floor; a stopped rank does not come back from its own next turn."""
+    out = tmp_path / "out"
+    process = start([*hanging(tmp_path, "ddp", turns="auto"), "--timeout", "8"])
+    await_hang(out)
+    waiting = [rank for rank in workers(out) if "b00-ddp" in rank.environ()["STRATEGYBENCH_RUN_FOLDER"]]
+    assert len(waiting) == 2
+    waiting[0].send_signal(number)
+    code, errors = end(process)
+    assert code == 1, errors
+    found = {row["strategy"]: row for row in rows(out)}
+    assert found["hanging"]["status"] == "timeout"
+    status, words = (
+        ("crashed", "was ended by SIGKILL") if number == signal.SIGKILL else ("timeout", "no result after 8 s")
+    )
+    assert (found["ddp"]["status"], words in found["ddp"]["reason"]) == (status, True)
+    assert_none_left(out, seconds=10)
+
+
 RUN = toy(Path())[:4]
 
 
@@ -177,8 +237,8 @@ def test_a_search_for_the_largest_batch_is_ended_like_a_campaign(tmp_path: Path)
     process = start([*hanging(tmp_path), "--find-batch"])
     try:
         ranks = await_ranks(out, "find-*", phase="warmup")
-        noted = json.loads((out / "running.json").read_text())
-        assert sorted(noted["pids"]) == sorted(rank.pid for rank in ranks)
+        (noted,) = json.loads((out / "running.json").read_text())["runs"].values()
+        assert sorted(noted) == sorted(rank.pid for rank in ranks)
     finally:
         process.send_signal(signal.SIGINT)
     assert_none_left(out, seconds=10)

@@ -61,7 +61,8 @@ def test_what_smoke_and_cpu_ask_for():
     smoke, cpu = load_matrix("smoke"), load_matrix("cpu")
     assert smoke.groups == (Group(strategies=SIX, devices=(1, 2), batch=32),)
     assert (smoke.device, smoke.dataset, smoke.blocks, smoke.control) == ("cpu", "synthetic", 1, False)
-    assert (cpu.groups[0]["strategies"], cpu.groups[0]["devices"], cpu.blocks) == (SIX, (), 3)
+    assert (cpu.groups[0]["strategies"], cpu.groups[0]["devices"]) == (SIX, ())
+    assert (cpu.steps, cpu.blocks, cpu.time_target, cpu.turns) == (0, 0, 300.0, "auto")
 
 
 def test_full_asks_for_every_built_in_strategy_at_both_scalings():

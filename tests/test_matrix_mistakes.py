@@ -51,6 +51,8 @@ WRONG_VALUES = {
     "precision_target": ["0", '"1 %"', "-0.1"],
     "max_blocks": ["1", '"x"'],
     "time_limit": ["0", '"2h"'],
+    "time_target": ["0", '"soon"', '"5 5"', "true"],
+    "turns": ["0", '"on"', "false"],
     "race": ["1", '"auto"'],
     "repeat_disturbed": ["-1", "true", "1.5"],
     "options": ["3", "[]", "{ ddp = 3 }"],

@@ -112,7 +112,8 @@ def test_a_rank_without_a_channel_never_waits() -> None:
 
 def test_a_run_waits_when_all_its_ranks_do_and_goes_on_with_what_it_is_told() -> None:
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    pipes = Pipes(heard)
+    folders: list[Any] = []
+    pipes = Pipes(heard, folders.append)
     told: dict[int, Any] = {}
     try:
         places = [pipes.variables("r", rank) for rank in range(2)]
@@ -136,6 +137,7 @@ def test_a_run_waits_when_all_its_ranks_do_and_goes_on_with_what_it_is_told() ->
             thread.join(20)
         assert told == {0: {"turns": 3}, 1: {"turns": 3}}
         folder = Path(places[0]["STRATEGYBENCH_SAYS"]).parent
+        assert folders == [{"folder": str(folder)}]
         pipes.forget("r")
         assert [path.name for path in folder.iterdir()] == ["says"]
     finally:

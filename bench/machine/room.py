@@ -10,6 +10,9 @@ import psutil
 from bench.machine.gpus import load_nvml
 from bench.machine.host import memory_limit_bytes, memory_used_in_cgroup
 
+MOST_RUNS = 32
+"""Runs that live side by side at most: with more of them a round takes so long that a machine drifts in it."""
+
 RESERVE_SHARE = 0.1
 """Share of each memory that stays free: evaluation and the system need some too."""
 
@@ -66,9 +69,11 @@ class Room:
         self._look = look
         self._before = look()
         self._largest: dict[str, int] = {}
+        self._runs = 0
 
     def admitted(self) -> None:
         """A run was started and warmed up since the last call, or since the beginning."""
+        self._runs += 1
         now = self._look()
         for name, (free, _) in now.items():
             taken = self._before.get(name, (free, 0))[0] - free
@@ -76,7 +81,9 @@ class Room:
         self._before = now
 
     def full(self) -> str:
-        """Why no further run should be started, "" where one should fit."""
+        """What is full, so that no further run should be started; "" where one should fit."""
+        if self._runs >= MOST_RUNS:
+            return f"a cohort of {MOST_RUNS} runs"
         self._before = self._look()
         for name, (free, total) in self._before.items():
             needed = self._largest.get(name, 0) + RESERVE_SHARE * total

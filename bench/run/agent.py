@@ -16,6 +16,7 @@ ends all that it started, and itself, when standard input ends: so nothing outli
     {"agent": PID, "host": "h1", "python": "3.11.7"}       ready, and who it is
     {"run": R, "file": ...}, {"run": R, "beats": ...}      what its ranks wrote, and where they are (`mirror`)
     {"run": R, "rank": 0, "pid": P} ... {"run": R, "rank": 0, "code": C}
+    {"folder": PATH}                                       of its named pipes
     {"run": R, "waits": "turn"}                            all its ranks wait for the floor
     {"run": R, "lost": "SIGKILL"}                          the server that forked its ranks has ended, and they with it
     {"run": R, "how": "cold", "why": "..."}                it was started otherwise than asked for
@@ -131,7 +132,7 @@ class Agent:
         self._unfit = ""
         self._receivers: dict[str, Receiver] = {}
         self._folder: Path | None = None
-        self._pipes = Pipes(self._heard)
+        self._pipes = Pipes(self._heard, say)
         self._next_look = 0.0
 
     def serve(self) -> None:

@@ -244,10 +244,10 @@ class Runner:
 
     def _again(self, attempt: Attempt, outcome: Outcome) -> str:
         """Why a run is measured again that failed for no fault of its own, "" where it is not."""
+        if outcome.lost and (attempt.waits or not attempt.member.repeat):
+            return "what had started its ranks was lost"
         if attempt.member.repeat:
             return ""
-        if outcome.lost:
-            return "what had started its ranks was lost"
         if outcome.status == OOM and attempt.beside:
             return "it ran out of memory beside other runs"
         return ""
@@ -255,13 +255,18 @@ class Runner:
     def _measure_again(self, plan: Plan, over: Sequence[Attempt]) -> None:
         disturbed: list[Member] = []
         lost: list[Member] = []
+        waited: list[Member] = []
         full: list[Member] = []
         for attempt in over:
             assert attempt.outcome is not None
             if not attempt.causes and not self._again(attempt, attempt.outcome):
                 continue
             member = replace(attempt.member, repeat=attempt.member.repeat + 1, causes=tuple(attempt.causes))
-            (disturbed if attempt.causes else lost if attempt.outcome.lost else full).append(member)
+            if attempt.outcome.lost and attempt.waits:
+                # It waited: whatever happened, it was not its doing.
+                waited.append(replace(member, repeat=attempt.member.repeat))
+            else:
+                (disturbed if attempt.causes else lost if attempt.outcome.lost else full).append(member)
             why = (
                 f"it was disturbed: {texts(attempt.causes)}"
                 if attempt.causes
@@ -276,9 +281,10 @@ class Runner:
                 for attempt in over
                 if attempt.member.cell.key not in again and attempt.outcome and attempt.outcome.status == OK
             ]
-        self._left += len(disturbed) + len(lost) + len(full)
+        self._left += len(disturbed) + len(waited) + len(lost) + len(full)
         self.reporter.plan(self._left)
         plan.again(disturbed, "something disturbed it")
+        plan.again(waited, "what had started its ranks was lost")
         plan.again(lost, "what had started its ranks was lost")
         plan.alone(full, "it ran out of memory beside other runs")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,7 @@ class LocalNode:
         self.identity: dict[str, Any] = {}
         self._shared = shared
         self._agent: subprocess.Popen[bytes] | None = None
+        self._folder = ""
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._runs: dict[str, LiveRun] = {}
 
@@ -128,6 +130,8 @@ class LocalNode:
     def _take_in(self, message: Mapping[str, Any]) -> None:
         if "agent" in message:
             self.identity = dict(message)
+        if "folder" in message:
+            self._folder = message["folder"]
         run = self._runs.get(message.get("run", ""))
         if run is None:
             return
@@ -198,6 +202,8 @@ class LocalNode:
             return
         ended = exit_name(agent.wait())
         _close(agent)
+        if self._shared and self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
         for run in self._runs.values():
             run.lost = f"the agent that watched the ranks was ended by {ended}"
             run.ended = True

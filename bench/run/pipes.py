@@ -7,7 +7,7 @@ import os
 import queue
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ def can_share_floor() -> bool:
 class Pipes:
     """The pipes of all runs on a node. What ranks say is put into `heard`, from `self`."""
 
-    def __init__(self, heard: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, heard: queue.SimpleQueue[Any], say: Callable[[Mapping[str, Any]], None]) -> None:
+        """`say` tells whoever started the agent of the folder, which stays behind where the agent is killed."""
         self._heard = heard
+        self._say = say
         self._folder: Path | None = None
         self._orders: dict[tuple[str, int], int] = {}
         self._waiting: dict[str, dict[int, dict[str, Any]]] = {}
@@ -42,6 +44,7 @@ class Pipes:
     def _open(self) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="strategybench-floor-"))
+            self._say({"folder": str(self._folder)})
             says = self._folder / "says"
             os.mkfifo(says, 0o600)
             listen(os.open(says, os.O_RDWR), self._heard, self)
