@@ -44,6 +44,7 @@ class RunSpec:
     `folder` holds the run's logs, heartbeat and measurement. `rendezvous` is a FileStore's path, or "env://" under
     torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch.
     `cores` are those of each rank, by rank, empty where ranks are not bound; `origins` the files that modules must be.
+    `probe`: whether rank 0 measures the machine's own speed before the first timed step.
     """
 
     run_id: str
@@ -70,6 +71,7 @@ class RunSpec:
     checkpoint: str = ""
     initial_state: str = ""
     count_flops: bool = False
+    probe: bool = False
     trace: bool = False
     start: str = "auto"
     cores: tuple[tuple[int, ...], ...] = ()
@@ -169,6 +171,8 @@ class Measurement:
     gradient_bytes: int
     details: dict[str, str]
     warnings: list[str]
+    probe_flops_per_second: float | None = None
+    probe_bytes_per_second: float | None = None
 
     def write(self, path: Path) -> None:
         write_text_atomically(path, json.dumps(dataclasses.asdict(self)) + "\n")

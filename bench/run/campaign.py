@@ -205,7 +205,7 @@ class Runner:
             tried = cell.changed(batch_global=batch * plan.parts)
             # Two epochs of one step: the second has the optimizer's state and the activations alive together.
             spec = replace(self._spec(tried, f"find-{run_id(tried, 0, 1)}"), steps=1, warmup_steps=1, epochs=2)
-            spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False)
+            spec = replace(spec, whole_epoch=False, checkpoint="", count_flops=False, probe=False)
             try:
                 return launch(spec, node=self._node, on_start=partial(self.store.note_running, spec.run_id))
             finally:

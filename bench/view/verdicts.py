@@ -9,7 +9,8 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.factors import varying
-from bench.results.compare import PAIRED_BY, VERDICTS, Comparison, Verdict
+from bench.results.compare import VERDICTS, Comparison, Verdict
+from bench.results.movement import PAIRED_BY
 from bench.view.maintable import markdown_lines
 
 VERDICT_FORMATS = ("text", "markdown", "json", "csv")

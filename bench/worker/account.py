@@ -101,7 +101,8 @@ def gather_run(
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
     rss, parts = peak_rss_bytes(), memory_parts()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
-    problems: list[str] = []
+    problems = run.problems
+    probe = run.probes[0] if run.probes else None
     details = by_product("details()", lambda: _texts(run.strategy.details()), problems)
     problems += by_product("warnings()", lambda: _lines(run.strategy.warnings()), problems) or []
     flops = None
@@ -123,4 +124,6 @@ def gather_run(
         gradient_bytes=max(rank[4] for rank in ranks),
         details=details or {},
         warnings=problems,
+        probe_flops_per_second=probe.flops_per_second if probe else None,
+        probe_bytes_per_second=probe.bytes_per_second if probe else None,
     )

@@ -27,6 +27,14 @@ class BareParameter:
 
 
 @dataclass(frozen=True)
+class ProbeRates:
+    """What the probe measured of one device: arithmetic in FLOP/s, and memory traffic in B/s."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class RunState:
     """What `build` made and the later phases use.
 
@@ -37,6 +45,8 @@ class RunState:
     warmup_losses: this rank's loss of the first warm-up step, where it has one; else empty.
     restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
+    probes: how fast the machine was before the first timed step, where this rank was to measure it; else empty.
+    problems: a line for each thing that could not be had and is no reason to lose the run.
     """
 
     spec: RunSpec
@@ -51,6 +61,8 @@ class RunState:
     warmup_losses: list[float] = field(default_factory=list)
     restored: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
+    probes: list[ProbeRates] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def make_timer(run: RunState) -> Timer:
