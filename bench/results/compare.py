@@ -51,7 +51,7 @@ AUTO, UNPROVEN = "auto", "unproven"
 BY = (AUTO, ABSOLUTE, RELATIVE)
 """What `--by` takes. Inside of auto a cell may turn out `unproven`: judged as absolute, but never as moved."""
 
-NO_PROBE = "no probe on both sides: it may be the machine's; --by absolute takes it as it is"
+NO_PROBE = "without a probe on both sides this may be the machine's; --by absolute takes it as it is"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Judge:
         if found.reference is None or found.relative is None:
             return self._alone(found), ""
         if self._moved_alone(found.reference):
-            return self._alone(found), "judged without its baseline, which itself moved"
+            return self._alone(found), "judged without the baseline, which itself moved"
         return RELATIVE, ""
 
     def _alone(self, found: Ratios) -> str:

@@ -25,7 +25,7 @@ from bench.results.statistics import Interval, geometric_mean, mann_whitney, pai
 
 PAIRED_BY = tuple(name for name in FACTOR_NAMES if name != "role")
 ABSOLUTE, CORRECTED, RELATIVE = "absolute", "corrected", "relative"
-PROBES = {"arithmetic": "probe_flops_per_second", "memory traffic": "probe_bytes_per_second"}
+PROBES = {"arithmetic": "probe_flops_per_second", "memory": "probe_bytes_per_second"}
 """What the probe measures, and the column that holds it."""
 
 Values = Mapping[Key, float]
@@ -117,6 +117,11 @@ class Side:
         """The same, by a key that only a copy of this campaign has too."""
         return {(*block, self._begun[block]): rate for block, rate in self.probe(name).items()}
 
+    def balance(self) -> Values:
+        """FLOP of arithmetic for a byte of memory traffic, by block."""
+        arithmetic, memory = (self.blocks(name) for name in PROBES)
+        return {block: arithmetic[block] / memory[block] for block in arithmetic.keys() & memory.keys()}
+
     def rates(self, cell: MeasuredCell | None) -> Values:
         """Samples/s of the runs that count."""
         return self._over(cell, None)
@@ -144,21 +149,32 @@ class Side:
 class Machine:
     """How fast the machine itself was, new over base, by what the probe measures; None where a side has no probe.
 
-    steady: all of it lies within the margin. moved: something lies beyond. unclear: neither. unknown: no probe.
+    steady: all of it lies within the margin. moved: something lies beyond. unclear: neither. unknown: `without` names
+    the sides that have no probe. balance: how arithmetic moved against memory; where that is beyond the margin
+    (`uneven`), a cell may move against its baseline without its code having changed.
     """
 
     probes: Mapping[str, Contrast | None]
     state: Literal["steady", "moved", "unclear", "unknown"]
+    without: tuple[str, ...] = ()
+    balance: Contrast | None = None
+    uneven: bool = False
 
     @classmethod
     def between(cls, base: Side, new: Side, *, margin: float, confidence: float) -> "Machine":
         probes = {name: contrast(base.blocks(name), new.blocks(name), confidence=confidence) for name in PROBES}
         known = [one.interval for one in probes.values() if one is not None]
         if not known:
-            return cls(probes, "unknown")
+            sides = (("base", base), ("new", new))
+            return cls(probes, "unknown", tuple(name for name, side in sides if not any(map(side.blocks, PROBES))))
+        balance = contrast(base.balance(), new.balance(), confidence=confidence)
+        uneven = balance is not None and moved(balance.interval, margin)
         if all(within(interval, margin) for interval in known):
-            return cls(probes, "steady")
-        return cls(probes, "moved" if any(moved(interval, margin) for interval in known) else "unclear")
+            return cls(probes, "steady", (), balance, uneven)
+        state: Literal["moved", "unclear"] = "unclear"
+        if any(moved(interval, margin) for interval in known):
+            state = "moved"
+        return cls(probes, state, (), balance, uneven)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ Two days on one cloud machine can differ by a factor of 2 in the speed of equal 
 measure, between warm-up and their first timed step, what no version of a strategy changes: products of two fixed
 matrices, and copies of a block larger than caches. `bench compare` reads there whether the machine itself moved.
 
-The two take turns, so that both medians cover the whole of a fraction of a second. Random numbers are not touched. On
-a CPU the block is a mapping of its own: the allocator that the timed steps use does not notice it.
+The two take turns, so that both medians cover the whole of a fraction of a second. Random numbers are not touched, and
+its memory is in no column: peaks on a GPU begin with each timed epoch, and on a CPU the block is a mapping of its own,
+which the allocator of the timed steps does not notice and the run's account leaves out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.worker.account import by_product
+from bench.worker.account import by_product, peak_rss_bytes
 from bench.worker.rank import Rank
 from bench.worker.state import ProbeRates, RunState
 
@@ -65,7 +66,9 @@ def probe(run: RunState) -> None:
     """Measure on rank 0 where the run was asked to, into `run.probes`; a failure is a line of `run.problems`."""
     if not run.spec.probe or run.rank.rank != 0:
         return
+    run.probe_rss.append(peak_rss_bytes())
     rates = by_product("probe of the machine's speed", lambda: _measure(run.rank), run.problems)
+    run.probe_rss.append(peak_rss_bytes())
     run.probes.extend([rates] if rates else [])
 
 

@@ -46,6 +46,7 @@ class RunState:
     restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
     probes: how fast the machine was before the first timed step, where this rank was to measure it; else empty.
+    probe_rss: this process's peak of resident memory in bytes just before and just after that; else empty.
     problems: a line for each thing that could not be had and is no reason to lose the run.
     """
 
@@ -62,6 +63,7 @@ class RunState:
     restored: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     probes: list[ProbeRates] = field(default_factory=list)
+    probe_rss: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
