@@ -278,6 +278,13 @@ def compare(
     base: Annotated[Path, typer.Argument(help="Results folder of the earlier campaign.")],
     new: Annotated[Path, typer.Argument(help="Results folder of the later campaign.")],
     margin: Annotated[float, typer.Option(help="SAME: the interval lies within this relative difference.")] = 0.05,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="auto: relative to the baseline, and for the baseline what its probe says of the machine; "
+            "absolute: samples/s as they are; relative: relative to the baseline only."
+        ),
+    ] = "auto",
     format: Annotated[str, typer.Option(help="text, markdown, json or csv.")] = "text",
     force: Annotated[
         bool, typer.Option("--force", help="Compare other machines or versions, and say what differs.")
@@ -287,7 +294,7 @@ def compare(
     from bench.results.compare import compare as compare_campaigns
     from bench.view.verdicts import verdicts_text
 
-    comparison = compare_campaigns(base, new, margin=margin, force=force)
+    comparison = compare_campaigns(base, new, margin=margin, force=force, by=by)
     typer.echo(verdicts_text(comparison, format).rstrip("\n"))
     raise typer.Exit(comparison.exit_code)
 

@@ -187,7 +187,14 @@ class Baseline:
 
     def matches(self, cell: HasFactors) -> bool:
         """Whether this is the cell, planned or measured, that others are compared with; its twin is not."""
-        return cell["role"] == MEASURE and (cell["strategy"], cell["devices"]) == (self.strategy, self.devices)
+        return cell["role"] == MEASURE and self._is_named_by(cell)
+
+    def has_as_run(self, cell: HasFactors) -> bool:
+        """Whether a headline run of this cell is one of the baseline's: its own, or its twin's."""
+        return cell["role"] in (MEASURE, CONTROL) and self._is_named_by(cell)
+
+    def _is_named_by(self, cell: HasFactors) -> bool:
+        return (cell["strategy"], cell["devices"]) == (self.strategy, self.devices)
 
 
 def baseline_name(cell: HasFactors) -> str:

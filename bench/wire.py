@@ -45,6 +45,7 @@ class RunSpec:
     torchrun on several machines. `inputs` and `targets` files are .npy. `steps` are timed steps an epoch, 0 where they
     are told once warm-up has shown its speed; with `turns` the ranks wait for the floor (`bench.floor`).
     `cores` are those of each rank, by rank, empty where ranks are not bound; `origins` the files that modules must be.
+    `probe`: whether rank 0 measures the machine's own speed before the first timed step.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class RunSpec:
     checkpoint: str = ""
     initial_state: str = ""
     count_flops: bool = False
+    probe: bool = False
     trace: bool = False
     start: str = "auto"
     turns: bool = False
@@ -195,6 +197,8 @@ class Measurement:
     gradient_bytes: int
     details: dict[str, str]
     warnings: list[str]
+    probe_flops_per_second: float | None = None
+    probe_bytes_per_second: float | None = None
 
     def write(self, path: Path) -> None:
         write_text_atomically(path, json.dumps(dataclasses.asdict(self)) + "\n")

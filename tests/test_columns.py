@@ -59,7 +59,7 @@ def test_units_stand_in_the_names(table):
         if column.name.endswith("seconds"):
             assert column.unit == "s"
         if "bytes" in column.name:
-            assert column.unit == "B"
+            assert column.unit == ("B/s" if column.name.endswith("bytes_per_second") else "B")
 
 
 def test_the_columns_fixed_by_design_are_there():

@@ -206,7 +206,7 @@ def test_every_format_says_the_same(tmp_path):
     for format in ("text", "markdown"):
         text = verdicts_text(found, format)
         assert "1 SLOWER, 4 SAME" in text
-        assert "0.909 to 0.909" in text
+        assert "0.909 [0.909, 0.909]" in text
         assert "nan" not in text.lower()
     assert verdicts_text(found, "markdown").count("\n|") == 2 + len(found.rows)
 

@@ -200,6 +200,13 @@ def test_memory_is_of_the_fullest_and_the_emptiest_device_and_blank_without_any(
     assert (cpu["host_peak_rss_bytes"], cpu["host_memory_bytes"], cpu["gradient_bytes"]) == (1000, 900, 400)
 
 
+def test_the_probe_s_rates_are_the_run_s_and_blank_where_it_had_none():
+    (row,) = rows_of(probe_flops_per_second=8e10, probe_bytes_per_second=1.5e10)
+    assert (row["probe_flops_per_second"], row["probe_bytes_per_second"]) == (8e10, 1.5e10)
+    (without,) = rows_of()
+    assert (without["probe_flops_per_second"], without["probe_bytes_per_second"]) == (None, None)
+
+
 def test_breakdown_times_are_maxima_over_ranks():
     (row,) = rows_of(epoch(forward_backward=[1.0, 1.5], optimizer=[0.2, 0.1], exposed_comm=0.3))
     assert (row["forward_backward_seconds"], row["optimizer_seconds"], row["exposed_comm_seconds"]) == (1.5, 0.2, 0.3)

@@ -1,7 +1,16 @@
 """Two campaigns against each other: which cells became faster or slower, and how sure that is.
 
-Cells are paired by their factors, never by position. The ratio is samples/s of the new campaign over the base, so
-above 1 is always faster. The verdict of a cell:
+Cells are paired by their factors, never by position. A cell has three ratios, absolute, corrected by the machine's
+probe, and relative to its baseline (`bench.results.movement`). By which of them it is judged:
+
+    auto        relative, where both sides have its baseline and that did not itself become faster or slower; for the
+                baseline, and where relative is not to be had, absolute where the probe says that the machine stood
+                still within the margin, and corrected otherwise. Without a probe a difference may be the machine's,
+                so that only SAME can be said
+    absolute    samples/s as they are, whatever the machine did
+    relative    relative for all cells that have a baseline; the baseline itself is UNCLEAR
+
+The verdict is about that ratio:
 
     SAME      the whole interval lies within the margin (1 / (1 + margin) to 1 + margin), or both are the same runs
     FASTER    the interval lies above 1 and p, adjusted after Holm over all tested cells, is under 1 - confidence
@@ -10,9 +19,6 @@ above 1 is always faster. The verdict of a cell:
     MISSING   no ok run on one side; a regression where the base was ok and the new campaign is not
 
 A cell that is unsupported in both has nothing to be compared; the header names it.
-
-Runs are independent, so the interval is Welch's on logs over runs, with Mann-Whitney's p as a check. Where both
-folders hold the very same runs (a campaign and its copy), values are paired run by run instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +27,39 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import EXIT_OK, EXIT_REGRESSION, UserError
-from bench.factors import FACTOR_NAMES, MEASURE, UNSUPPORTED, Baseline, cell_name
-from bench.results.cells import Key, MeasuredCell, judged_cells, sort_key
-from bench.results.folder import Campaign
-from bench.results.statistics import Interval, holm, mann_whitney, paired_log_ratio, welch_log_ratio
+from bench.factors import MEASURE, UNSUPPORTED, Baseline, cell_name
+from bench.results.cells import Key, MeasuredCell, sort_key
+from bench.results.comparable import differences
+from bench.results.folder import Campaign, days
+from bench.results.movement import (
+    ABSOLUTE,
+    CORRECTED,
+    PAIRED_BY,
+    RELATIVE,
+    Contrast,
+    Machine,
+    Ratios,
+    Side,
+    moved,
+    ratios,
+    within,
+)
+from bench.results.statistics import Interval, holm
 
 VERDICTS = ("FASTER", "SLOWER", "SAME", "UNCLEAR", "MISSING")
-PAIRED_BY = tuple(name for name in FACTOR_NAMES if name != "role")
-MAY_DIFFER = frozenset({"strategybench"})
-"""Identity facts that say which code was measured, which is what one compares, and not on what."""
+AUTO, UNPROVEN = "auto", "unproven"
+BY = (AUTO, ABSOLUTE, RELATIVE)
+"""What `--by` takes. Inside of auto a cell may turn out `unproven`: judged as absolute, but never as moved."""
+
+NO_PROBE = "without a probe on both sides this may be the machine's; --by absolute takes it as it is"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One cell in both campaigns. `ratio` is new samples/s over base; blank figures are None."""
+    """One cell in both campaigns; blank figures are None.
+
+    ratio, low and high are absolute: new samples/s over base. `by` is the ratio that the verdict and p are about.
+    """
 
     factors: Mapping[str, Any]
     verdict: str
@@ -50,10 +75,25 @@ class Verdict:
     base_samples_per_second: float | None
     new_samples_per_second: float | None
     note: str
+    by: str = ""
+    is_baseline: bool = False
+    corrected_ratio: float | None = None
+    corrected_low: float | None = None
+    corrected_high: float | None = None
+    relative_ratio: float | None = None
+    relative_low: float | None = None
+    relative_high: float | None = None
 
     @property
     def name(self) -> str:
         return f"{self.factors['strategy']}@{self.factors['devices']}"
+
+    @property
+    def judged(self) -> tuple[float | None, float | None, float | None]:
+        """The ratio that the verdict is about, and its interval."""
+        prefix = "" if self.by in ("", ABSOLUTE) else f"{self.by}_"
+        ratio, low, high = (getattr(self, f"{prefix}{name}") for name in ("ratio", "low", "high"))
+        return ratio, low, high
 
 
 @dataclass(frozen=True)
@@ -64,6 +104,8 @@ class Comparison:
     header: tuple[str, ...]
     margin: float
     confidence: float
+    by: str
+    machine: Machine
 
     @property
     def exit_code(self) -> int:
@@ -72,50 +114,40 @@ class Comparison:
 
 
 def compare(
-    base: Path, new: Path, *, margin: float = 0.05, confidence: float = 0.95, force: bool = False
+    base: Path, new: Path, *, margin: float = 0.05, confidence: float = 0.95, force: bool = False, by: str = AUTO
 ) -> Comparison:
-    """Compare two results folders.
+    """Compare two results folders, each cell `by` one of BY.
 
-    Raises UserError for a margin or confidence out of range, a folder that is not a campaign's, no ok run in the
+    Raises UserError for a margin, confidence or `by` out of range, a folder that is not a campaign's, no ok run in the
     base, and for different machines, versions or data unless `force`, which lists the differences in the header.
     """
     if not 0 < margin < 1:
         raise UserError(f"--margin is a share between 0 and 1, such as 0.05, not {margin}")
     if not 0.5 <= confidence < 1:
         raise UserError(f"--confidence is a share from 0.5 to under 1, such as 0.95, not {confidence}")
+    if by not in BY:
+        raise UserError(f"--by {by}: give one of {', '.join(BY)}")
     before, after = Campaign(base), Campaign(new)
-    differences = _differences(before, after)
-    if differences and not force:
+    unlike = differences(before, after)
+    if unlike and not force:
         raise UserError(
-            f"{base} and {new} are not comparable: {'; '.join(differences)}\n"
+            f"{base} and {new} are not comparable: {'; '.join(unlike)}\n"
             "measure both on one machine with one set of versions, or give --force to compare all the same"
         )
-    sides = [_cells(campaign) for campaign in (before, after)]
-    if not any(cell.counts for cell in sides[0].values()):
+    sides = Side(before), Side(after)
+    if not any(cell.counts for cell in sides[0].cells.values()):
         raise UserError(f"{base} holds no ok run that could be compared with")
-    keys = sorted(sides[0].keys() | sides[1].keys(), key=sort_key)
-    never = [key for key in keys if all(_unsupported(side.get(key)) for side in sides)]
+    keys = sorted(sides[0].cells.keys() | sides[1].cells.keys(), key=sort_key)
+    never = [key for key in keys if all(_unsupported(side.cells.get(key)) for side in sides)]
     keys = [key for key in keys if key not in never]
-    rows = [_measure(key, sides[0].get(key), sides[1].get(key), confidence=confidence) for key in keys]
+    judge = _Judge(*sides, Baseline.parse(before.baseline_option), by=by, margin=margin, confidence=confidence)
     header = (
-        f"base {base} (commit {_commits(before)}), new {new} (commit {_commits(after)})",
-        f"ratio: new samples/s / base, {100 * confidence:g} % interval; SAME within a margin of {100 * margin:g} %",
-        *(f"differs, compared by force: {difference}" for difference in differences),
+        f"base {_campaign(base, before)}, new {_campaign(new, after)}",
+        f"ratios: new / base, {100 * confidence:g} % intervals; SAME within a margin of {100 * margin:g} %",
+        *(f"differs, compared by force: {difference}" for difference in unlike),
         *([f"not compared, since unsupported in both: {', '.join(map(_place, never))}"] if never else []),
     )
-    return Comparison(_decide(rows, margin=margin, confidence=confidence), header, margin, confidence)
-
-
-def _cells(campaign: Campaign) -> dict[Key, MeasuredCell]:
-    """Cells that are measured for their own sake, by the factors that pair them; a machine's cells are pooled."""
-    spec = Baseline.parse(campaign.baseline_option)
-    found: dict[Key, MeasuredCell] = {}
-    for cell in judged_cells(campaign.runs, spec):
-        if cell["role"] != MEASURE:
-            continue
-        key = tuple(cell[name] for name in PAIRED_BY)
-        found[key] = replace(found[key], runs=found[key].runs + cell.runs) if key in found else cell
-    return found
+    return Comparison(judge.verdicts(keys), header, margin, confidence, by, judge.machine)
 
 
 def _unsupported(cell: MeasuredCell | None) -> bool:
@@ -127,6 +159,11 @@ def _place(key: Key) -> str:
     return cell_name({**factors, "role": MEASURE})
 
 
+def _campaign(folder: Path, campaign: Campaign) -> str:
+    measured = days(row["utc_start"] for row in campaign.run_rows)
+    return f"{folder} (commit {_commits(campaign)}{', ' if measured else ''}{measured})"
+
+
 def _commits(campaign: Campaign) -> str:
     marks = {
         f"{str(row['git_commit'])[:12]}{' and changes' if row['git_dirty'] else ''}"
@@ -136,61 +173,93 @@ def _commits(campaign: Campaign) -> str:
     return ", ".join(sorted(marks)) or "unknown"
 
 
-# -- what must agree ------------------------------------------------------------------------------------------------
-
-
-def _differences(base: Campaign, new: Campaign) -> list[str]:
-    """What differs between the machines, versions and data of two campaigns, each as `name: base != new`."""
-    return [*_machine_differences(base, new), *_data_differences(base, new)]
-
-
-def _distinct(campaign: Campaign, column: str) -> list[str]:
-    return sorted({str(row[column]) for row in campaign.run_rows if row[column] not in (None, "")})
-
-
-def _machine_differences(base: Campaign, new: Campaign) -> list[str]:
-    ids = [_distinct(campaign, "environment_id") for campaign in (base, new)]
-    if ids[0] == ids[1]:
-        return []
-    facts = [campaign.environment.get("identity") or {} for campaign in (base, new)]
-    if all(facts):
-        names = sorted(facts[0].keys() | facts[1].keys())
-        unlike = [name for name in names if facts[0].get(name) != facts[1].get(name)]
-        if unlike:
-            return [_difference(n, facts[0].get(n), facts[1].get(n)) for n in unlike if n not in MAY_DIFFER]
-    found = [_difference("environment_id", ", ".join(ids[0]), ", ".join(ids[1]))]
-    devices = [", ".join(_distinct(campaign, "device_name")) for campaign in (base, new)]
-    return found if devices[0] == devices[1] else [*found, _difference("device_name", *devices)]
-
-
-def _data_differences(base: Campaign, new: Campaign) -> list[str]:
-    """Equal names with unlike samples: the fingerprints of a dataset that both campaigns read."""
-    prints: list[dict[str, set[str]]] = [{}, {}]
-    for side, campaign in zip(prints, (base, new), strict=True):
-        for row in campaign.run_rows:
-            if row["dataset_fingerprint"]:
-                side.setdefault(row["dataset"], set()).add(row["dataset_fingerprint"])
-    return [
-        _difference(f"fingerprint of {name}", *(", ".join(sorted(side[name])) for side in prints))
-        for name in sorted(prints[0].keys() & prints[1].keys())
-        if prints[0][name] != prints[1][name]
-    ]
-
-
-def _difference(name: str, base: Any, new: Any) -> str:
-    return f"{name}: {base} != {new}"
-
-
 # -- verdicts -------------------------------------------------------------------------------------------------------
 
 
-def _measure(key: Key, base: MeasuredCell | None, new: MeasuredCell | None, *, confidence: float) -> Verdict:
-    """The figures of one cell, its verdict left at UNCLEAR or MISSING."""
-    factors = dict(zip(PAIRED_BY, key, strict=True))
+class _Judge:
+    """Measures each cell of two campaigns, and says by which of its ratios it is judged."""
+
+    def __init__(self, base: Side, new: Side, baseline: Baseline, *, by: str, margin: float, confidence: float) -> None:
+        self.machine = Machine.between(base, new, margin=margin, confidence=confidence)
+        self._base, self._new, self._baseline = base, new, baseline
+        self._by, self._margin, self._confidence = by, margin, confidence
+
+    def verdicts(self, keys: Sequence[Key]) -> tuple[Verdict, ...]:
+        """A verdict for each cell; Holm's family is the cells that were tested."""
+        rows = [self._measured(key) for key in keys]
+        return tuple(self._decided(row, p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True))
+
+    def _measured(self, key: Key) -> Verdict:
+        """The figures of one cell, its verdict left at UNCLEAR or MISSING."""
+        row = _counted(key, self._base.cells.get(key), self._new.cells.get(key))
+        row = replace(row, is_baseline=self._baseline.matches({**row.factors, "role": MEASURE}))
+        found = self._ratios(key)
+        if found.absolute is None:
+            return row
+        by, note = self._basis(found)
+        judged = found.by(by)
+        if by == UNPROVEN and judged is not None:
+            # Without a p there is no FASTER or SLOWER: a difference might be the machine's.
+            judged = replace(judged, interval=replace(judged.interval, p=None), p_rank=None)
+            note = NO_PROBE if moved(judged.interval, self._margin) else ""
+        return replace(
+            row,
+            **_figures("", found.absolute),
+            **_figures("corrected_", found.corrected),
+            **_figures("relative_", found.relative),
+            verdict="UNCLEAR",
+            by=ABSOLUTE if by == UNPROVEN else by,
+            p=judged.interval.p if judged else None,
+            p_mann_whitney=judged.p_rank if judged else None,
+            note="; ".join(text for text in (judged.note if judged else "", note) if text),
+        )
+
+    def _ratios(self, key: Key) -> Ratios:
+        return ratios(key, self._base, self._new, self._baseline, confidence=self._confidence)
+
+    def _basis(self, found: Ratios) -> tuple[str, str]:
+        """By which ratio a cell is judged, and what is to be said of that choice."""
+        if self._by != AUTO:
+            lacking = self._by == RELATIVE and found.relative is None
+            return self._by, "no baseline beside it that counts in both" if lacking else ""
+        if found.reference is None or found.relative is None:
+            return self._alone(found), ""
+        if self._moved_alone(found.reference):
+            return self._alone(found), "judged without the baseline, which itself moved"
+        return RELATIVE, ""
+
+    def _alone(self, found: Ratios) -> str:
+        """By which ratio a cell is judged that has no baseline to lean on."""
+        same_runs = found.absolute is not None and found.absolute.same_runs
+        if same_runs or self.machine.state == "steady":
+            return ABSOLUTE
+        return UNPROVEN if found.corrected is None else CORRECTED
+
+    def _moved_alone(self, baseline: Key) -> bool:
+        """Whether a baseline became faster or slower by more than its machine did."""
+        found = self._ratios(baseline)
+        by = self._alone(found)
+        judged = found.by(by)
+        return by != UNPROVEN and judged is not None and moved(judged.interval, self._margin)
+
+    def _decided(self, row: Verdict, p: float | None) -> Verdict:
+        _, low, high = row.judged
+        verdict = row.verdict
+        if low is not None and high is not None:
+            interval = Interval(1.0, low, high, p, 0)
+            verdict = "UNCLEAR"
+            if within(interval, self._margin):
+                verdict = "SAME"
+            elif p is not None and p < 1 - self._confidence and interval.excludes_one:
+                verdict = "FASTER" if low > 1 else "SLOWER"
+        return replace(row, p_holm=p, verdict=verdict, regression=row.regression or verdict == "SLOWER")
+
+
+def _counted(key: Key, base: MeasuredCell | None, new: MeasuredCell | None) -> Verdict:
+    """One cell as far as its runs can be counted."""
     runs = [cell.ok_runs if cell is not None and cell.counts else [] for cell in (base, new)]
-    rates = [[run.samples_per_second or 0.0 for run in side] for side in runs]
-    row = Verdict(
-        factors=factors,
+    return Verdict(
+        factors=dict(zip(PAIRED_BY, key, strict=True)),
         verdict="MISSING",
         regression=bool(runs[0]) and not runs[1],
         ratio=None,
@@ -205,24 +274,6 @@ def _measure(key: Key, base: MeasuredCell | None, new: MeasuredCell | None, *, c
         new_samples_per_second=new.middle_rate if new is not None and runs[1] else None,
         note="; ".join(text for text in (_absence("base", base), _absence("new", new)) if text),
     )
-    if not all(runs):
-        return row
-    # Campaigns of earlier versions are of one id where their folders have one name; they were not begun together.
-    values = [
-        {(*run.identity, run.first("utc_start")): rate for run, rate in zip(*side, strict=True)}
-        for side in zip(runs, rates, strict=True)
-    ]
-    interval, note = _interval(values[0], values[1], confidence=confidence)
-    return replace(
-        row,
-        verdict="UNCLEAR",
-        ratio=interval.ratio,
-        low=interval.low,
-        high=interval.high,
-        p=interval.p,
-        p_mann_whitney=mann_whitney(rates[1], rates[0]),
-        note=note,
-    )
 
 
 def _absence(side: str, cell: MeasuredCell | None) -> str:
@@ -232,32 +283,8 @@ def _absence(side: str, cell: MeasuredCell | None) -> str:
     return "" if cell.counts else f"{cell.status} in {side}{': ' if cell.reason else ''}{cell.reason}"
 
 
-def _interval(base: Mapping[Key, float], new: Mapping[Key, float], *, confidence: float) -> tuple[Interval, str]:
-    """Welch's interval of two campaigns, or the paired one where both sides are the same runs."""
-    if base.keys() != new.keys():
-        single = "one run on a side: no interval" if min(len(base), len(new)) < 2 else ""
-        return welch_log_ratio(list(new.values()), list(base.values()), confidence=confidence), single
-    if base == new:
-        return Interval(1.0, 1.0, 1.0, None, len(base)), "the same runs"
-    order = sorted(base)
-    paired = paired_log_ratio([new[run] for run in order], [base[run] for run in order], confidence=confidence)
-    return paired, "the same runs with other values, paired"
-
-
-def _decide(rows: Sequence[Verdict], *, margin: float, confidence: float) -> tuple[Verdict, ...]:
-    """Give each row its verdict; Holm's family is the cells that were tested."""
-    decided = []
-    for row, p in zip(rows, holm([row.p for row in rows]), strict=True):
-        verdict = row.verdict
-        if row.low is not None and row.high is not None:
-            verdict = _verdict(row.low, row.high, p, margin=margin, confidence=confidence)
-        decided.append(replace(row, p_holm=p, verdict=verdict, regression=row.regression or verdict == "SLOWER"))
-    return tuple(decided)
-
-
-def _verdict(low: float, high: float, p: float | None, *, margin: float, confidence: float) -> str:
-    if 1 / (1 + margin) <= low and high <= 1 + margin:
-        return "SAME"
-    if p is not None and p < 1 - confidence and (low > 1 or high < 1):
-        return "FASTER" if low > 1 else "SLOWER"
-    return "UNCLEAR"
+def _figures(prefix: str, found: Contrast | None) -> dict[str, Any]:
+    """A ratio and its interval, by the names of a verdict's fields."""
+    interval = found.interval if found else Interval(1.0, None, None, None, 0)
+    ratio = interval.ratio if found else None
+    return {f"{prefix}ratio": ratio, f"{prefix}low": interval.low, f"{prefix}high": interval.high}

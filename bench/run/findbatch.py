@@ -135,6 +135,7 @@ def _find_batch(job: Job, store: Store, node: LocalNode, cell: PlannedCell) -> S
             epochs=2,
             whole_epoch=False,
             checkpoint="",
+            probe=False,
         )
         try:
             return launch(spec, node=node, on_start=partial(store.note_running, name))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import PreparedData
-from bench.factors import ONE_BATCH, run_tag
+from bench.factors import ONE_BATCH, Baseline, run_tag
 from bench.files import write_text_atomically
 from bench.machine import detect, environment
 from bench.machine.cores import shares
@@ -61,6 +61,7 @@ class Job:
             checkpoint=str((self.checkpoint / f"{name}.pt").resolve()) if self.checkpoint else "",
             initial_state=str(self.initial_state.resolve()) if self.initial_state else "",
             count_flops=count_flops,
+            probe=Baseline.parse(matrix.baseline).has_as_run(cell),
             trace=matrix.trace,
             start=matrix.start,
             turns=turns,

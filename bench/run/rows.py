@@ -144,6 +144,8 @@ def _of_the_run(measurement: Measurement) -> dict[str, Any]:
         "host_peak_rss_bytes": measurement.host_peak_rss_bytes,
         "host_memory_bytes": measurement.host_memory_bytes,
         "gradient_bytes": measurement.gradient_bytes,
+        "probe_flops_per_second": measurement.probe_flops_per_second,
+        "probe_bytes_per_second": measurement.probe_bytes_per_second,
     }
 
 

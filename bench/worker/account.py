@@ -38,6 +38,12 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def own_peak_rss_bytes(run: RunState) -> int:
+    """The same without what the probe took: the peak before it, where nothing has gone beyond the probe's since."""
+    peak = peak_rss_bytes()
+    return run.probe_rss[0] if run.probe_rss and peak <= run.probe_rss[1] else peak
+
+
 Memory = tuple[int, int]
 """Of one process in bytes: what is its own alone, and what it shares with others."""
 
@@ -99,9 +105,10 @@ def gather_run(
     compile_seconds: float | None,
 ) -> Measurement:
     """Everything of the run that is not of one epoch: maxima over ranks, memory, what the strategy used."""
-    rss, parts = peak_rss_bytes(), memory_parts()
+    rss, parts = own_peak_rss_bytes(run), memory_parts()
     times = (launch_seconds, init_seconds, build_seconds, warmup_seconds)
-    problems: list[str] = []
+    problems = run.problems
+    probe = run.probes[0] if run.probes else None
     details = by_product("details()", lambda: _texts(run.strategy.details()), problems)
     problems += by_product("warnings()", lambda: _lines(run.strategy.warnings()), problems) or []
     flops = None
@@ -123,4 +130,6 @@ def gather_run(
         gradient_bytes=max(rank[4] for rank in ranks),
         details=details or {},
         warnings=problems,
+        probe_flops_per_second=probe.flops_per_second if probe else None,
+        probe_bytes_per_second=probe.bytes_per_second if probe else None,
     )

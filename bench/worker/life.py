@@ -12,6 +12,7 @@ from bench.worker.account import gather_run, write_checkpoint
 from bench.worker.build import build_run
 from bench.worker.epoch import dealt, gather_epoch, timed_epoch, warm_up
 from bench.worker.evaluate import evaluate
+from bench.worker.probe import probe
 from bench.worker.rank import Rank
 from bench.worker.timing import stopwatch
 
@@ -30,6 +31,7 @@ def live(spec: RunSpec, rank: Rank, heartbeat: Heartbeat, launch_seconds: float,
     heartbeat.phase("warmup")
     with stopwatch() as warmup:
         compile_seconds = warm_up(run, heartbeat)
+    probe(run)
     # What warm-up left behind is collected now, and the collector does not pause a timed step.
     gc.collect()
     gc.disable()

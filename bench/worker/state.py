@@ -27,6 +27,14 @@ class BareParameter:
 
 
 @dataclass(frozen=True)
+class ProbeRates:
+    """What the probe measured of one device: arithmetic in FLOP/s, and memory traffic in B/s."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class RunState:
     """What `build` made and the later phases use.
 
@@ -39,6 +47,9 @@ class RunState:
     restored: whether the parameters were what they had been once warm-up was over.
     peaks: by GPU of this rank, the most bytes allocated in timed epochs; empty without one.
     turns: how many timed steps each turn has; empty where all are one turn.
+    probes: how fast the machine was before the first timed step, where this rank was to measure it; else empty.
+    probe_rss: this process's peak of resident memory in bytes just before and just after that; else empty.
+    problems: a line for each thing that could not be had and is no reason to lose the run.
     """
 
     spec: RunSpec
@@ -55,6 +66,9 @@ class RunState:
     restored: list[bool] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     turns: tuple[int, ...] = ()
+    probes: list[ProbeRates] = field(default_factory=list)
+    probe_rss: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def make_timer(run: RunState) -> Timer:
