@@ -1,4 +1,4 @@
-"""Test material: a copy of the model spread over the ranks, a piece each; done rightly (`honest_`) and not (`fool_`)."""
+"""Test material: a copy of the model, a piece of it on each rank; done rightly (`honest_`) and not (`fool_`)."""
 
 import math
 
@@ -121,6 +121,16 @@ class HonestShards(_Spread):
         return {"model": to_cpu({**self.model.state_dict(), **self.gather()}), "optimizer": {}}
 
 
+class HonestDropout(HonestShards):
+    """Drops inputs, other ones on each rank: other work than the baseline's."""
+
+    same_work = False
+
+    def build(self, context, make_model, make_optimizer):
+        super().build(context, make_model, make_optimizer)
+        self.module = lambda inputs: self.model(nn.functional.dropout(inputs))
+
+
 class FoolFrozenPiece(HonestShards):
     """The last of several ranks never changes its piece: its optimizer steps on nothing but zeros."""
 
@@ -163,6 +173,7 @@ class FoolSwappedPieces(HonestShards):
 STRATEGIES = {
     "honest_fsdp": HonestFsdp,
     "honest_shards": HonestShards,
+    "honest_dropout": HonestDropout,
     "fool_frozen_piece": FoolFrozenPiece,
     "fool_stale_pieces": FoolStalePieces,
     "fool_local_gradient": FoolLocalGradient,

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from bench.worker.state import BareParameter, RunState
-from strategies.state import sample_of, sampled_count
+from strategies.base import sample_of, sampled_count
 
 PROJECTIONS = 8
 
