@@ -111,7 +111,10 @@ class EpochMeasurement:
     did. trainable_values: how many values training changes in the strategy's model, trainable_due: in the bare one.
     gradient_names: of the parameters that had one in warm-up. warmup_loss_first: of the first warm-up step, whose
     samples are those of the first timed step of epoch 1. restored: whether the parameters went back to their start in
-    the end of warm-up. unsettled_hashes: of a sample of the parameters that a rank holds, before `settle`.
+    the end of warm-up. moved_shares: of the values that a rank holds the share that is another after the epoch, from a
+    sample, None where it holds none. end_state: projections of the whole model's parameters after the epoch. rotated_*:
+    what differs where ranks read each other's parts (`bench.worker.rotation`). unsettled_hashes: of a sample of the
+    parameters that a rank holds, before `settle`.
     """
 
     epoch: int
@@ -142,6 +145,10 @@ class EpochMeasurement:
     trainable_values: list[int] | None = None
     trainable_due: int | None = None
     gradient_names: list[str] | None = None
+    moved_shares: list[float | None] | None = None
+    end_state: list[float] | None = None
+    rotated_distance: float | None = None
+    rotated_loss: float | None = None
     correct: int | None = None
     evaluated: int | None = None
 
@@ -156,7 +163,7 @@ class EpochMeasurement:
         """Raise ValueError where the lists are not of as many ranks, no step was timed, or a time is not above 0."""
         by_rank = ("step_seconds", "data_wait", "samples", "parameter_hashes")
         counted = ["loss_samples", "optimizer_steps", "update_norms", "changed_tensors", "trainable_values"]
-        counted.append("turn_seconds")
+        counted += ["turn_seconds", "moved_shares"]
         ranks = len(self.timed_seconds)
         for name in (*by_rank, *(name for name in counted if getattr(self, name) is not None)):
             if len(getattr(self, name)) != ranks:

@@ -30,11 +30,12 @@ from strategies.state import (
     distance,
     load_optimizer,
     put_back_buffers,
-    sample_of,
     to_cpu,
     trainable,
 )
 from strategies.state import digest as digest
+from strategies.state import sample_of as sample_of
+from strategies.state import sampled_count as sampled_count
 
 
 class Strategy(ABC):
@@ -59,6 +60,8 @@ class Strategy(ABC):
             #                   trainable_count(), skipped_steps()
             # in a breakdown:   snapshot(), the stretch again with strategy.without_exchange(), restore()
             # a whole epoch:    with strategy.evaluating(): outputs = strategy.predict(inputs), for each batch
+            # then, of a copy in pieces: bare_state(), and where ranks read parts of their own, a step tried twice
+            #                   beside the timed ones: snapshot(), the step, settle(), bare_state(), restore()
         strategy.settle(), strategy.bare_state()              # where a checkpoint is written
         strategy.details(), strategy.warnings()
         strategy.close()
@@ -247,14 +250,14 @@ class Strategy(ABC):
     def settle(self) -> None:  # noqa: B027, most strategies have nothing to do here
         """Bring the ranks to the state that counts: local SGD averages now. Collective.
 
-        Called after each timed epoch, before its `fingerprint`, and before `bare_state` of a checkpoint.
+        Called after each timed epoch, before its `fingerprint`, and before every other `bare_state`.
         """
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of everything that training changes: residuals and counters of hooks, averagers, remote state too.
 
-        Called after `build`, and in breakdown runs after an epoch. Collective. The model's values, by their names,
-        stand under "model" on the devices where they live.
+        Called after `build`, and after an epoch in breakdown runs and of a copy in pieces. Collective. The model's
+        values, by their names, stand under "model" on the devices where they live.
         """
         return {
             "model": {name: _copied(value) for name, value in self.model.state_dict().items()},
@@ -297,7 +300,8 @@ class Strategy(ABC):
         """State of the bare model ("model") and its optimizer ("optimizer"): whole tensors on the CPU.
 
         Names are those of the unwrapped model, so that it loads strictly. Collective; complete on rank 0, what the
-        others return is not used. It shares the buffers first.
+        others return is not used. It shares the buffers first. Called where a checkpoint is written, and of a copy in
+        pieces after each timed epoch, when "model" alone is looked at: "optimizer" may be empty without checkpoints.
         """
         self.share_buffers()
         model = to_cpu(self.model.state_dict())

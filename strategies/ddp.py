@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -25,6 +25,9 @@ DDP_OPTIONS: Mapping[str, Any] = {
 }
 """The knobs of DistributedDataParallel with torch's own defaults (bucket size in MiB)."""
 
+MOST_NAMES = 3
+"""Parameters without a gradient that a message names."""
+
 
 class DDP(Strategy):
     """One process a device. On CPU the wrapper takes no device ids."""
@@ -32,6 +35,7 @@ class DDP(Strategy):
     default_options = DDP_OPTIONS
     uses_process_group = True
     wrapper: DistributedDataParallel
+    _looked = False
 
     def plan(self, asked: Asked) -> Plan:
         return data_parallel(asked.devices)
@@ -51,10 +55,33 @@ class DDP(Strategy):
 
     def sync(self, on: bool) -> AbstractContextManager[Any]:
         if on:
-            return nullcontext()
+            return nullcontext() if self._looked else self._looking()
         if self.option("static_graph"):
             raise Unsupported("static_graph exchanges in every micro-batch: torch's reducer asserts under no_sync")
         return self.wrapper.no_sync()
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """The first region of a backward that exchanges, and a look at what it has left out.
+
+        torch says so in the forward pass of the second step. That never comes in a run of one step, whose gradients
+        were not exchanged; and where a parameter takes part on some ranks only, they wait for the others before that.
+        Raises RuntimeError with the names.
+        """
+        yield
+        self._looked = True
+        wrapper = self.wrapper
+        if wrapper.find_unused_parameters or wrapper.static_graph:
+            return
+        due = {name: one for name, one in wrapper.module.named_parameters() if one.requires_grad}
+        missing = [name for name in due if due[name].grad is None and name not in wrapper.parameters_to_ignore]
+        if missing:
+            told = ", ".join(missing[:MOST_NAMES]) + (", ..." if len(missing) > MOST_NAMES else "")
+            raise RuntimeError(
+                f"{len(missing)} of {len(due)} parameters had no gradient in the first step on rank "
+                f"{self.context.rank} ({told}); DistributedDataParallel exchanges none of a bucket before it has all, "
+                "unless find_unused_parameters is true"
+            )
 
     def share_buffers(self) -> None:
         for buffer in self.model.buffers():

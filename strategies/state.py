@@ -57,10 +57,18 @@ def _is_prime(number: int) -> bool:
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
+def _stride(count: int) -> int:
+    # A prime: one that shares a factor with the length of a row would meet some places of the rows alone.
+    return next(n for n in itertools.count(max(1, count // SAMPLED)) if _is_prime(n))
+
+
+def sampled_count(count: int) -> int:
+    """How many values a sample holds of a parameter of `count` values."""
+    return len(range(0, count, _stride(count)))
+
+
 def _sampled(parameter: Tensor) -> Tensor:
-    # A prime stride: one that shares a factor with the length of a row would meet some places of the rows alone.
-    stride = next(n for n in itertools.count(max(1, parameter.numel() // SAMPLED)) if _is_prime(n))
-    return parameter.detach().reshape(-1)[::stride].to("cpu", torch.float64, copy=True)
+    return parameter.detach().reshape(-1)[:: _stride(parameter.numel())].to("cpu", torch.float64, copy=True)
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

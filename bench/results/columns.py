@@ -205,6 +205,16 @@ RUN_COLUMNS = _columns(
         "gradient_tensors", "int", "", "parameters that had a gradient in warm-up; blank without warm-up", added=True
     ),
     Column("gradient_names_hash", "str", "", "hash of their names in the bare model", added=True),
+    Column("moved_share", "float", "", "share of values that the timed steps changed, least of a rank", added=True),
+    Column("end_state", "str", "", "projections of the parameters after the timed region on random signs", added=True),
+    Column(
+        "rotated_distance",
+        "float",
+        "",
+        "copies in pieces: how far apart a step ends where ranks read each other's parts, relative to the step",
+        added=True,
+    ),
+    Column("rotated_loss", "float", "", "the same of a part's loss, relative to it", added=True),
     ("parameter_hash", "str", "", "hash of the parameters after the timed region, equal over the ranks of a piece"),
     ("gate", "str", "", "passed, or which check failed"),
     ("foreign_cpu_fraction", "float", "", "share of all cores used by other processes during the run, mean"),

@@ -24,6 +24,12 @@ With BatchNorm statistics of a half of the batch it was 1.26 times as large on R
 FEWEST_CHANGED = 0.9
 """Smallest share of the parameters that the baseline changed. A gradient of about 0 may or may not move a value."""
 
+END_FACTOR = 1 + UPDATE_FACTOR
+"""How many times the baseline's own update the state a run ends in may lie from the baseline's.
+
+What two honest runs may lie apart that began alike and whose updates pass: with BatchNorm the update of two halves of a
+batch has no direction in common with that of the whole (1.5 times its length apart for ResNet-50 at a batch of 64)."""
+
 LOSS_FLOOR = 0.05
 """Smallest absolute tolerance: where the loss is near 0, a relative band would judge noise."""
 
@@ -81,4 +87,17 @@ def work_gate(run: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
             f"the timed steps changed the parameters by {norms[0]:.3g}, the baseline's by {norms[1]:.3g}: "
             f"more than {UPDATE_FACTOR:g} times apart"
         )
+    ends = both("end_state")
+    apart = _distance(*ends) if ends else None
+    if apart is not None and norms and norms[1] > 0 and apart > END_FACTOR * norms[1]:
+        return (
+            f"the parameters end {apart:.3g} from the baseline's, which changed by {norms[1]:.3g}: "
+            f"more than {END_FACTOR:g} times that"
+        )
     return None
+
+
+def _distance(one: str, other: str) -> float | None:
+    """About the distance of two states, from their projections on the same directions."""
+    first, second = ([float(value) for value in text.split()] for text in (one, other))
+    return math.dist(first, second) / math.sqrt(len(first)) if len(first) == len(second) else None

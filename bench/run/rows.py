@@ -154,7 +154,12 @@ def _of_the_epoch(facts: CampaignFacts, cell: PlannedCell, run: RunFacts, epoch:
     whole = facts.whole_epoch(cell)
     expected = facts.timed_steps(cell) * cell["batch_global"]
     gate = gates.run_gate(
-        epoch, plan, expected_samples=expected, test_count=facts.data.test_count, same_work=cell.same_work
+        epoch,
+        plan,
+        expected_samples=expected,
+        test_count=facts.data.test_count,
+        same_work=cell.same_work,
+        precision=cell["precision"],
     )
     invalid = {} if gate == gates.PASSED else {"status": INVALID, "reason": gate}
     samples = gates.samples(epoch, plan)
@@ -206,6 +211,10 @@ def _work_done(epoch: EpochMeasurement, plan: Plan) -> dict[str, Any]:
         "changed_tensors": epoch.changed_tensors[plan.trainers[0]] if epoch.changed_tensors else None,
         "trainable_values": epoch.trainable_values[plan.trainers[0]] if epoch.trainable_values else None,
         "gradient_tensors": None if names is None else len(names),
+        "moved_share": min((share for share in epoch.moved_shares or [] if share is not None), default=None),
+        "end_state": " ".join(f"{value:.15g}" for value in epoch.end_state or []),
+        "rotated_distance": epoch.rotated_distance,
+        "rotated_loss": epoch.rotated_loss,
         "gradient_names_hash": "" if names is None else names_hash(names),
     }
 

@@ -15,7 +15,9 @@ from bench.floor import FIRST_TURN, TURN, Floor, deal
 from bench.heartbeat import Heartbeat
 from bench.wire import EpochMeasurement
 from bench.worker.batches import Counted
+from bench.worker.endstate import end_sample, moved_share, projections
 from bench.worker.exchange import communication
+from bench.worker.rotation import rotation
 from bench.worker.state import RunState, make_timer
 from bench.worker.stretch import run_stretch
 from bench.worker.timing import ClockTimer, Timing, TurnTimer
@@ -108,7 +110,7 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
     counted = {"loss_samples": run.tally.samples, "optimizer_steps": run.tally.steps}
     unsettled = digest(run.strategy.parameter_sample().items())
     run.strategy.settle()
-    mine = {
+    mine: dict[str, Any] = {
         "unsettled": unsettled,
         "restored": all(run.restored),
         **counted,
@@ -124,6 +126,11 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         "gradients": run.gradients[:1],
         "skipped": run.strategy.skipped_steps(),
     }
+    sample = run.strategy.parameter_sample()
+    mine["moved"] = moved_share(timed.start, sample, run.parameters)
+    rotated = rotation(run, epoch)
+    end = rotated.end if rotated else end_sample(run, sample)
+    mine["end"] = projections(end, run.parameters)
     exchange = communication(run, epoch, timing)
     ranks = run.rank.gather(mine)
     by_rank = [rank["losses"] for rank in ranks if rank["losses"]]
@@ -154,6 +161,10 @@ def gather_epoch(run: RunState, epoch: int, timed: Timed) -> EpochMeasurement:
         trainable_values=[rank["trainable"] for rank in ranks],
         trainable_due=max((rank["due"] for rank in ranks if rank["due"] is not None), default=None),
         gradient_names=next((list(rank["gradients"][0]) for rank in ranks if rank["gradients"]), None),
+        moved_shares=[rank["moved"] for rank in ranks],
+        end_state=ranks[0]["end"],
+        rotated_distance=rotated.distance if rotated else None,
+        rotated_loss=rotated.loss if rotated else None,
         forward_backward=_totals([timing.forward_backward for timing in timings]),
         optimizer=_totals([timing.apply for timing in timings]),
         **exchange,

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.worker.state import RunState, make_timer
-from bench.worker.stretch import run_stretch
+from bench.worker.stretch import Silent, run_stretch
 from bench.worker.timing import Timing
 from bench.worker.trace import communication_seconds
 from strategies.base import Unsupported
@@ -50,15 +50,9 @@ def communication(run: RunState, epoch: int, timing: Timing) -> dict[str, Any]:
 
 
 def _silent_steps(run: RunState, epoch: int, steps: int) -> Timing:
-    """Steps beside the timed ones: they are no progress of the run."""
-
-    class Silent:
-        def step(self, number: int) -> None:
-            pass
-
+    """Steps beside the timed ones."""
     batches = run.batches.epoch(epoch, steps=steps)
-    heartbeat: Any = Silent()
-    return run_stretch(run, batches, timer=make_timer(run), heartbeat=heartbeat)[0]
+    return run_stretch(run, batches, timer=make_timer(run), heartbeat=Silent())[0]
 
 
 def _median(seconds: list[float] | None) -> float:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from torch import Tensor
 
-from bench.heartbeat import Heartbeat
 from bench.worker.batches import split
 from bench.worker.timing import Timer, Timing
 from strategies.base import Strategy
+
+
+class Beats(Protocol):
+    """What is told of every step."""
+
+    def step(self, number: int) -> None: ...
 
 
 def run_steps(
@@ -18,7 +24,7 @@ def run_steps(
     *,
     accumulate: int,
     timer: Timer,
-    heartbeat: Heartbeat,
+    heartbeat: Beats,
     at_gradients: Callable[[], None] | None = None,
 ) -> tuple[Timing, list[Tensor | None]]:
     """The training loop, the same for every strategy. Returns this rank's times and its losses, left on the device.

@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from bench.heartbeat import Heartbeat
-from bench.worker.loop import run_steps
+from bench.worker.loop import Beats, run_steps
 from bench.worker.state import RunState
 from bench.worker.timing import Timer, Timing
 from strategies.places import SERVE
+
+
+class Silent:
+    """The heartbeat of steps beside the timed ones: they are no progress of the run."""
+
+    def step(self, number: int) -> None:
+        pass
 
 
 def run_stretch(
@@ -18,7 +24,7 @@ def run_stretch(
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
     timer: Timer,
-    heartbeat: Heartbeat,
+    heartbeat: Beats,
     at_gradients: Callable[[], None] | None = None,
 ) -> tuple[Timing, list[Tensor | None]]:
     """Run the steps of these batches. Returns this rank's times and its losses, left on the device.
