@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from test_rows import epoch, facts, measurement
 
 from bench.factors import CONTROL, Baseline
 from bench.floor import FIRST_TURN, REST, TURN, Floor, deal
+from bench.machine.environment import spinning
 from bench.machine.room import Room
 from bench.plan.matrix import Group, Matrix
 from bench.results.cells import judged_cells
 from bench.results.columns import RUN_COLUMNS
 from bench.results.csvfile import read_rows
-from bench.results.summary import campaign_summary
+from bench.results.summary import campaign_summary, summarise
 from bench.run import campaign
 from bench.run.campaign import Runner
 from bench.run.interrupts import Interrupted
@@ -435,3 +437,60 @@ def test_runs_are_paired_by_block_and_cohort() -> None:
     by_name = {cell["strategy"]: cell for cell in cells}
     assert len(by_name["single"].ok_runs) == 2
     assert by_name["ddp"].paired_rates(by_name["single"]) == ([pytest.approx(300.0)], [200.0])
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, ""),
+        ({"OMP_WAIT_POLICY": "passive"}, ""),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "OMP_WAIT_POLICY=ACTIVE"),
+        ({"GOMP_SPINCOUNT": "INFINITY"}, "GOMP_SPINCOUNT=INFINITY"),
+        ({"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "infinite"}, "KMP_BLOCKTIME=infinite"),
+    ],
+)
+def test_what_has_waiting_threads_spin_is_known(variables: dict[str, str], said: str) -> None:
+    assert spinning(variables) == said
+
+
+@pytest.mark.parametrize(("threads", "turns", "warned"), [(2, "auto", True), (1, "auto", False), (2, "off", False)])
+def test_it_is_warned_of_where_runs_wait(
+    threads: int, turns: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setattr(campaign, "memories", lambda gpus: {})
+    fake_runs(monkeypatch, in_turns)
+    store = Store(tmp_path)
+    try:
+        asked = Matrix("m", (Group(strategies=("single", "ddp")),), turns=turns)
+        of = replace(facts(), threads_per_device=threads)
+        Runner(Job(asked, [BASE, DDP], of, {}, "bench run"), store, Quiet()).run()
+    finally:
+        store.close()
+    assert ("OMP_WAIT_POLICY=active has the threads" in capsys.readouterr().err) is warned
+
+
+def test_a_gain_between_cohorts_goes_over_the_baselines_of_both() -> None:
+    """ddp@1 is 0.5 times its cohort's baseline, ddp@2 1.5 times that of its own, on a machine now twice as fast: 3."""
+    rows = [
+        row("single", 1, 0, seconds=10.0, cohort=0, run_id="a"),
+        row("ddp", 1, 0, seconds=20.0, cohort=0, run_id="b"),
+        row("single", 1, 0, seconds=5.0, cohort=1, run_id="c"),
+        row("ddp", 2, 0, seconds=10 / 3, cohort=1, run_id="d"),
+    ]
+    summary = summarise(table(rows)).set_index(["strategy", "devices"])
+    assert summary.loc[("ddp", 2), "gain_from_devices"] == pytest.approx(3.0)
+
+
+def test_runs_are_ordered_by_plan_and_campaigns_by_when_they_were_begun() -> None:
+    """The clock was put back in the middle of the first campaign."""
+    rows = [
+        row("single", 1, block, campaign_id=name, run_id=f"{name}{block}", order_in_block=0, utc_start=start)
+        for name, block, start in (
+            ("z", 0, "2026-01-01T00:00:00Z"),
+            ("z", 1, "2025-12-31T23:00:00Z"),
+            ("a", 0, "2026-02-01T00:00:00Z"),
+        )
+    ]
+    (cell,) = judged_cells(table(rows[::-1]), Baseline.parse(None))
+    assert [run.first("run_id") for run in cell.runs] == ["z0", "z1", "a0"]

@@ -191,6 +191,16 @@ def notes(env: Mapping[str, str]) -> list[str]:
     ]
 
 
+def spinning(env: Mapping[str, str]) -> str:
+    """The variable that has threads of runs that wait for their turn burn their cores, as NAME=VALUE; "" without."""
+    if env.get("OMP_WAIT_POLICY", "").lower() == "active":
+        return f"OMP_WAIT_POLICY={env['OMP_WAIT_POLICY']}"
+    for name, endless in (("GOMP_SPINCOUNT", ("infinite", "infinity")), ("KMP_BLOCKTIME", ("infinite",))):
+        if env.get(name, "").lower() in endless:
+            return f"{name}={env[name]}"
+    return ""
+
+
 def environment_id(facts: Mapping[str, Any]) -> str:
     """The first 12 hex digits of the SHA-256 of the facts as canonical JSON."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))

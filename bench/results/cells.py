@@ -50,12 +50,16 @@ def sort_key(values: Iterable[Any]) -> tuple[tuple[bool, Any], ...]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One cell measured once. `rows` are its rows by epoch; `overruled`: a later gate gave status and reason."""
+    """One cell measured once. `rows` are its rows by epoch; `overruled`: a later gate gave status and reason.
+
+    begun: when the first run of its campaign was started, ISO 8601; "" where only its own rows are known.
+    """
 
     rows: tuple[Mapping[str, Any], ...] = field(repr=False)
     status: str
     reason: str
     overruled: bool = False
+    begun: str = ""
 
     def first(self, column: str) -> Any:
         return self.rows[0].get(column)
@@ -87,9 +91,9 @@ class MeasuredRun:
 
     @cached_property
     def moment(self) -> Key:
-        """Orders runs by when they were measured."""
-        order = [self.first(name) for name in ("utc_start", "block", "order_in_block", "attempt", "run_id")]
-        return sort_key([*order, self.first("campaign_id")])
+        """Orders runs: campaigns by when they were begun, and within one by its plan and never by the wall clock."""
+        order = [self.first(name) for name in ("block", "order_in_block", "attempt", "cohort", "run_id")]
+        return sort_key([self.begun, self.first("campaign_id"), *order])
 
     @cached_property
     def samples_per_second(self) -> float | None:
@@ -196,12 +200,15 @@ def make_run(rows: list[dict[str, Any]]) -> MeasuredRun:
 def collect_cells(runs: pd.DataFrame, *, roles: Collection[str] = (MEASURE, CONTROL)) -> list[MeasuredCell]:
     """The cells of these roles in a frame of runs.csv, before the loss gate; sorted by their factors."""
     by_run: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    begun: dict[Any, str] = {}
     for row in _records(runs):
+        campaign, start = row.get("campaign_id"), row.get("utc_start") or ""
+        begun[campaign] = min(begun.get(campaign, start), start)
         if row["role"] in roles:
-            by_run[(row.get("campaign_id"), row["run_id"])].append(row)
+            by_run[(campaign, row["run_id"])].append(row)
     by_cell: dict[Key, list[MeasuredRun]] = defaultdict(list)
-    for rows in by_run.values():
-        run = make_run(rows)
+    for (campaign, _), rows in by_run.items():
+        run = replace(make_run(rows), begun=begun[campaign])
         by_cell[tuple(run.first(name) for name in CELL_COLUMNS)].append(run)
     return [_make_cell(key, by_cell[key]) for key in sorted(by_cell, key=sort_key)]
 

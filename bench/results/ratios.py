@@ -18,12 +18,22 @@ MAY_CHANGE_IN_COST = frozenset({"devices", "batch_global", "accumulate"})
 """In what the cells of one answer to COST differ."""
 
 
-def paired_ratio(cell: MeasuredCell, reference: MeasuredCell | None) -> float | None:
-    """Geometric mean over blocks of samples/s ÷ the reference's, so that it multiplies up with speedups."""
+def paired_ratio(
+    cell: MeasuredCell, reference: MeasuredCell | None, baseline: MeasuredCell | None = None
+) -> float | None:
+    """Geometric mean over blocks of samples/s ÷ the reference's, so that it multiplies up with speedups.
+
+    Where the two were never in one cohort, each is set against the baseline of its own, and these against each other.
+    """
     if reference is None or cell.status != OK:
         return None
     own, other = cell.paired_rates(reference)
-    return geometric_mean([a / b for a, b in zip(own, other, strict=True)]) if own else None
+    if own:
+        return geometric_mean([a / b for a, b in zip(own, other, strict=True)])
+    if baseline is None or baseline in (cell, reference):
+        return None
+    speedup, its = paired_ratio(cell, baseline), paired_ratio(reference, baseline)
+    return speedup / its if speedup and its else None
 
 
 def gains(cell: MeasuredCell, reference: MeasuredCell | None, cells: Sequence[MeasuredCell]) -> dict[str, float | None]:
@@ -38,10 +48,11 @@ def gains(cell: MeasuredCell, reference: MeasuredCell | None, cells: Sequence[Me
         alike = all(other[name] == cell[name] for name in FACTOR_NAMES if name not in MAY_CHANGE_WITH_DEVICES)
         return other["role"] == MEASURE and other["devices"] == 1 and alike
 
+    alone = cell if one_device(cell) else find_reference(cell, cells, one_device)
     twin = _twin_at_baseline_precision(cell, reference, cells) if reference is not None else None
     return {
-        "gain_from_precision": paired_ratio(cell, twin),
-        "gain_from_devices": paired_ratio(cell, cell if one_device(cell) else find_reference(cell, cells, one_device)),
+        "gain_from_precision": paired_ratio(cell, twin, reference),
+        "gain_from_devices": paired_ratio(cell, alone, reference),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from bench.errors import EXIT_CELL_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_MEASURED, EXIT_OK
 from bench.factors import FAILED_STATUSES, INTERRUPTED, OK, ROLES, Baseline
 from bench.files import write_text_atomically
+from bench.machine.environment import spinning
 from bench.machine.room import Room, exclusive_gpus, memories
 from bench.plan.cells import block_order
 from bench.plan.matrix import AUTO, TURN_SECONDS, TURNS_OFF
@@ -107,6 +109,7 @@ class Runner:
 
     def _blocks(self) -> Decision:
         turns_off = self._turns_off()
+        self._warn_of_spinning(turns_off)
         block = 0
         while True:
             begun = time.monotonic()
@@ -131,6 +134,15 @@ class Runner:
             if decision.stop or not order:
                 return decision
             block += 1
+
+    def _warn_of_spinning(self, turns_off: str) -> None:
+        variable = spinning(os.environ)
+        # A single thread has none to wait for.
+        if variable and not turns_off and self.job.facts.threads_per_device > 1:
+            self.reporter.warn(
+                f"{variable} has the threads of runs that wait for their turn burn the cores of the one that is timed: "
+                "unset it, or measure with --turns off"
+            )
 
     def _turns_off(self) -> str:
         """Why no run of this campaign takes turns, "" where runs do."""
