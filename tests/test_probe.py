@@ -12,6 +12,7 @@ from campaigns import save_arrays, spec
 from double import Script, Silent, live_together, make_double, use
 
 from bench.factors import Baseline
+from bench.floor import Floor
 from bench.wire import RunSpec
 from bench.worker import account
 from bench.worker import probe as probing
@@ -153,7 +154,7 @@ def test_its_memory_is_not_in_the_run_s_peak(
         monkeypatch.setattr(module, "peak_rss_bytes", lambda: next(peaks))
     monkeypatch.setattr(probing, "_measure", lambda rank: RATES)
     probe(run)
-    timed_epoch(run, 1, Silent())
+    timed_epoch(run, 1, Silent(), Floor("r", 0))
     assert account.own_peak_rss_bytes(run) == counted
 
 

@@ -105,6 +105,7 @@ def test_the_phases_of_one_rank(tmp_path: Path, arrays: dict[str, Path], monkeyp
         "changed_tensors",
         "trainable_count",
         "skipped_steps",
+        "parameter_sample",
     ]
     assert (measured.loss_first, measured.loss_last, measured.skipped_steps) == (10.0, 7.0, 1)
     assert (measured.parameter_hashes, measured.samples) == (["4 steps"], [[16] * 4])
@@ -223,7 +224,7 @@ def test_a_rank_that_serves_has_no_batches_no_losses_and_no_part(
         *("build", "snapshot", "parameter_sample", "serve", "restore", "parameter_sample"),
         *("parameter_sample", "serve", "parameter_sample", "settle"),
         *("fingerprint", "update_norm", "changed_tensors", "trainable_count", "skipped_steps"),
-        *("evaluating", "evaluating is left", "details", "warnings", "close"),
+        *("parameter_sample", "evaluating", "evaluating is left", "details", "warnings", "close"),
     ]
     assert "serve" not in trainer.calls
     (epoch,) = measured.epochs
